@@ -1,0 +1,157 @@
+# Tessera: one non-recursive Makefile. `make help` lists the targets.
+#
+# Knobs: CUDA=auto|0|1 (nvcc, cuBLASLt and NCCL; 1 and missing is an error), CUDA_ARCH=90,
+# DEBUG=1, SAN=address,undefined or thread, MEM=heap (every planned buffer is its own allocation),
+# WERROR=1, V=1.
+
+CUDA  ?= auto
+DEBUG ?= 0
+SAN   ?=
+MEM   ?= arena
+V     ?= 0
+CC    ?= cc
+NVCC  ?= nvcc
+AR    ?= ar
+
+.DELETE_ON_ERROR:
+.SUFFIXES:
+.DEFAULT_GOAL := all
+Q := $(if $(filter 1,$(V)),,@)
+
+comma := ,
+BUILD := build/$(if $(filter 1,$(DEBUG)),debug,release)$(if $(SAN),-$(subst $(comma),-,$(SAN)))$(if $(filter heap,$(MEM)),-heap)$(if $(filter 0,$(CUDA)),-cpu)
+
+# ---- what this machine has ------------------------------------------------------------------
+# Detection runs once and is kept; `make clean` or a change of the knobs asks again. Targets that
+# do not compile anything never ask.
+NO_BUILD_GOALS := help clean format deps check
+ifneq ($(filter-out $(NO_BUILD_GOALS),$(or $(MAKECMDGOALS),all)),)
+DETECTED := $(shell CC='$(CC)' NVCC='$(NVCC)' CUDA='$(CUDA)' CUDA_ARCH='$(CUDA_ARCH)' scripts/detect.sh $(BUILD)/config.mk >&2 || echo failed)
+ifneq ($(DETECTED),)
+$(error a needed library is missing; see above, or run `make deps`)
+endif
+include $(BUILD)/config.mk
+endif
+
+# ---- flags ------------------------------------------------------------------------------------
+WARN := -Wall -Wextra -Wshadow -Wvla -Wundef -Wformat=2 -Wstrict-prototypes -Wmissing-prototypes \
+        -Wdouble-promotion -Wno-psabi $(if $(filter 1,$(WERROR)),-Werror)
+OPT  := $(if $(filter 1,$(DEBUG)),-O1 -DTESSERA_DEBUG,-O2)
+SANF := $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer)
+DEFS := $(if $(filter heap,$(MEM)),-DTESSERA_MEM_HEAP) $(if $(HAVE_CUDA),-DTESSERA_CUDA)
+CFLAGS_ALL  := -std=c11 -D_GNU_SOURCE -ffp-contract=off $(OPT) -g $(WARN) $(SANF) $(DEFS) -I. $(LIB_CFLAGS) $(CFLAGS)
+LDFLAGS_ALL := $(SANF) $(LDFLAGS)
+NVCCFLAGS_ALL := -std=c++17 -O3 -g -lineinfo --fmad=true $(CUDA_GENCODE) $(DEFS) -I. \
+                 -Xcompiler -Wall,-Wextra,-Wno-missing-field-initializers $(if $(filter 1,$(WERROR)),--Werror all-warnings) $(NVCCFLAGS)
+LIBS := $(LIB_LIBS) -lpthread -lm
+
+# ---- sources ------------------------------------------------------------------------------------
+MODULES := engine/base engine/device engine/ops engine/model engine/train shard comm io
+C_SRC   := $(sort $(wildcard $(addsuffix /*.c,$(MODULES))))
+MAIN    := engine/train/main.c
+LIB_SRC := $(filter-out $(MAIN),$(C_SRC))
+CU_SRC  := $(if $(HAVE_CUDA),$(sort $(wildcard $(addsuffix /*.cu,$(MODULES)))))
+ifeq ($(HAVE_CUDA),)
+LIB_SRC := $(filter-out %_cuda.c %_nccl.c %/nccl.c,$(LIB_SRC))
+endif
+TEST_SRC  := $(sort $(wildcard tests/*.c))
+TEST_SRC  := $(if $(HAVE_CUDA),$(TEST_SRC),$(filter-out tests/cuda_%.c,$(TEST_SRC)))
+TEST_LIB  := $(sort $(wildcard tests/support/*.c))
+BENCH_SRC := $(sort $(wildcard bench/*.c))
+
+obj = $(patsubst %,$(BUILD)/%.o,$(1))
+LIB_OBJ  := $(call obj,$(LIB_SRC) $(CU_SRC))
+TESTS    := $(patsubst tests/%.c,$(BUILD)/tests/%,$(TEST_SRC))
+BENCHES  := $(patsubst bench/%.c,$(BUILD)/bench/%,$(BENCH_SRC))
+LIBTESS  := $(BUILD)/libtessera.a
+BINARY   := $(if $(filter build/release build/release-cpu,$(BUILD)),tessera,$(BUILD)/tessera)
+
+.PHONY: all tests test bench check format deps demo golden docs clean help FORCE
+
+all: $(BINARY)
+
+help:
+	@echo "make            build ./tessera"
+	@echo "make demo       install what is missing, build, fine-tune a small BERT on two ranks"
+	@echo "make test       install what is missing, build and run all tests"
+	@echo "make check      include table, bans, lone headers, format, sizes"
+	@echo "make bench      build the benchmarks and run them"
+	@echo "make golden     make the golden numbers again (PyPI: torch, transformers)"
+	@echo "make docs       write docs/configuration.md from the table of fields"
+	@echo "make deps       install the packages that the build needs"
+	@echo "make format     clang-format over the tree"
+	@sed -n 's/^# Knobs: /Knobs: /p; s/^# DEBUG/       DEBUG/p; s/^# WERROR/       WERROR/p' Makefile
+
+# A changed compiler, flag or knob rebuilds everything.
+$(BUILD)/flags: FORCE
+	@mkdir -p $(@D)
+	@echo '$(CC) $(CFLAGS_ALL) $(LDFLAGS_ALL) $(LIBS) | $(NVCC) $(NVCCFLAGS_ALL)' | cmp -s - $@ || \
+	 echo '$(CC) $(CFLAGS_ALL) $(LDFLAGS_ALL) $(LIBS) | $(NVCC) $(NVCCFLAGS_ALL)' > $@
+
+# Own loops: nothing reads errno or floating-point traps.
+$(BUILD)/engine/ops/%.c.o: EXTRA := $(if $(filter 1,$(DEBUG)),,-O3) -fno-math-errno -fno-trapping-math
+
+$(BUILD)/%.c.o: %.c $(BUILD)/flags
+	@mkdir -p $(@D)
+	@echo "  CC    $<"
+	$(Q)$(CC) $(CFLAGS_ALL) $(EXTRA) -MMD -MP -c $< -o $@
+
+$(BUILD)/%.cu.o: %.cu $(BUILD)/flags
+	@mkdir -p $(@D)
+	@echo "  NVCC  $<"
+	$(Q)$(NVCC) $(NVCCFLAGS_ALL) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
+
+$(LIBTESS): $(LIB_OBJ)
+	@echo "  AR    $@"
+	$(Q)rm -f $@ && $(AR) rcs $@ $^
+
+LINK = $(CC) $(LDFLAGS_ALL) -o $@ $(filter %.o,$^) $(filter %.a,$^)
+
+$(BUILD)/tessera: $(call obj,$(MAIN)) $(LIBTESS)
+	@echo "  LD    $@"
+	$(Q)$(LINK) $(LIBS)
+
+tessera: $(BUILD)/tessera FORCE
+	@cmp -s $< $@ || cp $< $@
+
+$(BUILD)/tests/%: $(BUILD)/tests/%.c.o $(call obj,$(TEST_LIB)) $(LIBTESS)
+	@echo "  LD    $@"
+	$(Q)$(LINK) $(LIBS) -lcmocka
+
+$(BUILD)/bench/%: $(BUILD)/bench/%.c.o $(LIBTESS)
+	@echo "  LD    $@"
+	$(Q)$(LINK) $(LIBS)
+
+tests: $(TESTS) $(BINARY)
+
+test: deps
+	@$(MAKE) --no-print-directory tests
+	@TESSERA=./$(BINARY) scripts/run-tests.sh $(BUILD) $(TESTS)
+
+bench: $(BENCHES) $(BINARY)
+	@env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE scripts/run-bench.sh $(BENCHES)
+
+check:
+	@scripts/check.py
+
+format:
+	@git ls-files '*.c' '*.h' '*.cu' | xargs clang-format -i
+
+deps:
+	@scripts/deps.sh
+
+demo: deps
+	@$(MAKE) --no-print-directory all
+	@TESSERA=./$(BINARY) scripts/demo.sh
+
+golden:
+	@scripts/golden.sh
+
+docs: $(BINARY)
+	@./$(BINARY) config --document > docs/configuration.md
+
+clean:
+	rm -rf build tessera
+
+.SECONDARY:
+-include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

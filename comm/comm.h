@@ -1,0 +1,88 @@
+/*
+ * comm/comm.h - collectives among the ranks of a run.
+ *
+ *     local  ranks are threads of one process and read each other's buffers
+ *     nccl   one process a GPU (CUDA builds)
+ *     fault  wraps another and breaks it, for tests
+ *
+ * A collective is enqueued on a stream and returns; @done is recorded behind it. All ranks issue
+ * the same collectives in the same order, whatever the stream; counts are elements per rank. When
+ * @done is complete the output is there and all peers have read the input: both buffers may be used
+ * again. Completing an event completes all earlier collectives of that communicator too.
+ *
+ *     all_gather       out[r * numel + i] = in of rank r [i]; in may be out + rank * numel
+ *     reduce_scatter   out[i] = sum over r = 0, 1, ... in that order of
+ *                      (in of rank r)[rank * numel + i]; out may be in + rank * numel
+ *
+ * Each has the deadline of the communicator: ST_TIMEOUT names the silent ranks and what they did
+ * last. After a failure the communicator is dead: every call on every rank fails soon.
+ */
+#ifndef COMM_COMM_H
+#define COMM_COMM_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "engine/base/status.h"
+#include "engine/base/tensor.h"
+#include "engine/device/device.h"
+
+C_BEGIN
+
+struct comm;
+
+struct comm_ops {
+    const char *name;
+    enum status (*all_gather)(struct comm *comm, struct stream *s, void *out, const void *in,
+                              int64_t numel, enum dtype dtype, struct event *done);
+    enum status (*reduce_scatter)(struct comm *comm, struct stream *s, void *out, const void *in,
+                                  int64_t numel, enum dtype dtype, struct event *done);
+    enum status (*broadcast)(struct comm *comm, struct stream *s, void *data, int64_t numel,
+                             enum dtype dtype, int root, struct event *done);
+    /* Blocking, host memory: recv[r * bytes ..] = send of rank r. For set-up and saves. */
+    enum status (*exchange)(struct comm *comm, void *recv, const void *send, size_t bytes);
+    void (*abort)(struct comm *comm, const char *cause);
+    void (*close)(struct comm *comm);
+};
+
+struct comm {
+    const struct comm_ops *ops;
+    int rank, world_size;
+    int64_t timeout_ms;
+};
+
+/** comm_all_gather(), comm_reduce_scatter(), comm_broadcast() - see the top. fp32, bf16 or int32;
+ * reduce_scatter: fp32. ST_COMM, ST_TIMEOUT, ST_INVALID (ranks issued different collectives). */
+MUST_CHECK enum status comm_all_gather(struct comm *comm, struct stream *s, void *out,
+                                       const void *in, int64_t numel, enum dtype dtype,
+                                       struct event *done);
+MUST_CHECK enum status comm_reduce_scatter(struct comm *comm, struct stream *s, void *out,
+                                           const void *in, int64_t numel, enum dtype dtype,
+                                           struct event *done);
+MUST_CHECK enum status comm_broadcast(struct comm *comm, struct stream *s, void *data,
+                                      int64_t numel, enum dtype dtype, int root,
+                                      struct event *done);
+
+/** comm_exchange() - blocking all-gather of a small host struct (at most 64 KiB). */
+MUST_CHECK enum status comm_exchange(struct comm *comm, void *recv, const void *send, size_t bytes);
+
+/** comm_barrier() - all ranks have come here. */
+MUST_CHECK enum status comm_barrier(struct comm *comm);
+
+/**
+ * comm_agree() - share the worst status, so that all ranks take the same branch.
+ *
+ * Return: ST_OK if @st is ST_OK on every rank; else the first failure in rank order, with that
+ * rank's message in this thread's buffer.
+ */
+MUST_CHECK enum status comm_agree(struct comm *comm, enum status st);
+
+/** comm_abort() - end all ranks' waits with ST_COMM and @cause; safe from any thread. */
+void comm_abort(struct comm *comm, const char *cause);
+
+/** comm_close() - of NULL is fine. */
+void comm_close(struct comm **comm);
+
+C_END
+
+#endif

@@ -1,0 +1,207 @@
+#include "comm/fault.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "engine/base/arena.h"
+
+struct fault_comm {
+    struct comm base;
+    struct comm *inner; /* owned */
+    struct fault_plan plan;
+    int64_t count;
+    pthread_mutex_t mutex;
+    pthread_cond_t changed; /* on CLOCK_MONOTONIC */
+    bool aborted;
+};
+
+static struct fault_comm *fault_of(struct comm *comm)
+{
+    return (struct fault_comm *)comm; /* base is its first member */
+}
+
+/* Blocks for @ms, or until comm_abort() on this rank. */
+static void sleep_or_abort(struct fault_comm *f, int64_t ms)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    int64_t ns = t.tv_nsec + ms % 1000 * 1000000;
+    t.tv_sec += (time_t)(ms / 1000 + ns / 1000000000);
+    t.tv_nsec = (long)(ns % 1000000000);
+    pthread_mutex_lock(&f->mutex);
+    while (!f->aborted && pthread_cond_timedwait(&f->changed, &f->mutex, &t) != ETIMEDOUT)
+        ;
+    pthread_mutex_unlock(&f->mutex);
+}
+
+/* Count a collective and do what comes before it. @what: FAULT_DROP and FAULT_CORRUPT are left to
+ * the caller. */
+static enum status before(struct fault_comm *f, enum fault_kind *what)
+{
+    f->count++;
+    *what = f->plan.at == 0 || f->plan.at == f->count ? f->plan.kind : FAULT_NONE;
+    if (*what == FAULT_DELAY)
+        sleep_or_abort(f, f->plan.delay_ms);
+    if (*what == FAULT_SILENT)
+        sleep_or_abort(f, 2 * f->base.timeout_ms);
+    if (*what == FAULT_FAIL) {
+        char cause[64];
+        snprintf(cause, sizeof cause, "planned fault at collective %lld", (long long)f->count);
+        comm_abort(f->inner, cause);
+        return FAIL(COMM, "rank %d: %s", f->base.rank, cause);
+    }
+    return ST_OK;
+}
+
+/* FAULT_CORRUPT: the output must be there before it can be damaged. */
+static enum status corrupt(struct event *done, void *out, size_t bytes)
+{
+    if (done->handle != NULL)
+        return FAIL(UNSUPPORTED, "FAULT_CORRUPT needs output in host memory");
+    if (done->complete != NULL)
+        TRY(done->complete(done->context, done->ticket));
+    done->complete = NULL;
+    if (bytes > 0)
+        ((unsigned char *)out)[bytes / 2] ^= 1;
+    return ST_OK;
+}
+
+static enum status fault_all_gather(struct comm *comm, struct stream *s, void *out, const void *in,
+                                    int64_t numel, enum dtype dtype, struct event *done)
+{
+    struct fault_comm *f = fault_of(comm);
+    enum fault_kind what;
+    TRY(before(f, &what));
+    if (what == FAULT_DROP) {
+        done->complete = NULL;
+        return ST_OK;
+    }
+    TRY(comm_all_gather(f->inner, s, out, in, numel, dtype, done));
+    if (what == FAULT_CORRUPT)
+        TRY(corrupt(done, out, (size_t)numel * dtype_bytes(dtype) * (size_t)comm->world_size));
+    return ST_OK;
+}
+
+static enum status fault_reduce_scatter(struct comm *comm, struct stream *s, void *out,
+                                        const void *in, int64_t numel, enum dtype dtype,
+                                        struct event *done)
+{
+    struct fault_comm *f = fault_of(comm);
+    enum fault_kind what;
+    TRY(before(f, &what));
+    if (what == FAULT_DROP) {
+        done->complete = NULL;
+        return ST_OK;
+    }
+    TRY(comm_reduce_scatter(f->inner, s, out, in, numel, dtype, done));
+    if (what == FAULT_CORRUPT)
+        TRY(corrupt(done, out, (size_t)numel * dtype_bytes(dtype)));
+    return ST_OK;
+}
+
+static enum status fault_broadcast(struct comm *comm, struct stream *s, void *data, int64_t numel,
+                                   enum dtype dtype, int root, struct event *done)
+{
+    struct fault_comm *f = fault_of(comm);
+    enum fault_kind what;
+    TRY(before(f, &what));
+    if (what == FAULT_DROP) {
+        done->complete = NULL;
+        return ST_OK;
+    }
+    TRY(comm_broadcast(f->inner, s, data, numel, dtype, root, done));
+    if (what == FAULT_CORRUPT)
+        TRY(corrupt(done, data, (size_t)numel * dtype_bytes(dtype)));
+    return ST_OK;
+}
+
+static enum status fault_exchange(struct comm *comm, void *recv, const void *send, size_t bytes)
+{
+    struct fault_comm *f = fault_of(comm);
+    enum fault_kind what;
+    TRY(before(f, &what));
+    if (what == FAULT_DROP)
+        return ST_OK;
+    TRY(comm_exchange(f->inner, recv, send, bytes));
+    if (what == FAULT_CORRUPT && bytes > 0)
+        ((unsigned char *)recv)[bytes * (size_t)comm->world_size / 2] ^= 1;
+    return ST_OK;
+}
+
+static void fault_abort(struct comm *comm, const char *cause)
+{
+    struct fault_comm *f = fault_of(comm);
+    pthread_mutex_lock(&f->mutex);
+    f->aborted = true;
+    pthread_cond_broadcast(&f->changed);
+    pthread_mutex_unlock(&f->mutex);
+    comm_abort(f->inner, cause);
+}
+
+static void fault_close(struct comm *comm)
+{
+    struct fault_comm *f = fault_of(comm);
+    comm_close(&f->inner);
+    pthread_cond_destroy(&f->changed);
+    pthread_mutex_destroy(&f->mutex);
+    mem_free(&f);
+}
+
+static const struct comm_ops fault_ops = {
+    .name = "fault",
+    .all_gather = fault_all_gather,
+    .reduce_scatter = fault_reduce_scatter,
+    .broadcast = fault_broadcast,
+    .exchange = fault_exchange,
+    .abort = fault_abort,
+    .close = fault_close,
+};
+
+static enum status sync_init(struct fault_comm *f)
+{
+    pthread_condattr_t attr;
+    if (pthread_condattr_init(&attr) != 0)
+        return FAIL(SYSTEM, "pthread_condattr_init failed");
+    int rc = pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    if (rc == 0)
+        rc = pthread_cond_init(&f->changed, &attr);
+    pthread_condattr_destroy(&attr);
+    if (rc != 0)
+        return FAIL(SYSTEM, "cannot make a condition variable: %s", strerror(rc));
+    rc = pthread_mutex_init(&f->mutex, NULL);
+    if (rc != 0) {
+        pthread_cond_destroy(&f->changed);
+        return FAIL(SYSTEM, "cannot make a mutex: %s", strerror(rc));
+    }
+    return ST_OK;
+}
+
+enum status fault_comm_open(struct comm **out, struct comm *inner, struct fault_plan plan)
+{
+    *out = NULL;
+    if (plan.at < 0 || plan.delay_ms < 0)
+        return FAIL(INVALID, "fault plan: at is %lld, delay_ms is %lld; give 0 or more",
+                    (long long)plan.at, (long long)plan.delay_ms);
+    struct fault_comm *f = NULL;
+    TRY(mem_alloc(&f, sizeof *f));
+    f->base = *inner;
+    f->base.ops = &fault_ops;
+    f->inner = inner;
+    f->plan = plan;
+    enum status st = sync_init(f);
+    if (st != ST_OK) {
+        mem_free(&f);
+        return st;
+    }
+    *out = &f->base;
+    return ST_OK;
+}
+
+int64_t fault_count(const struct comm *comm)
+{
+    return ((const struct fault_comm *)comm)->count;
+}

@@ -1,0 +1,444 @@
+#include "comm/nccl.h"
+
+#include <cuda_runtime_api.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+/* NCCL's header is written for fewer warnings than ours. */
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wundef"
+#pragma GCC diagnostic ignored "-Wstrict-prototypes"
+#include <nccl.h>
+#pragma GCC diagnostic pop
+
+#include "comm/socket.h"
+#include "engine/base/arena.h"
+#include "engine/base/log.h"
+#include "engine/device/cuda_check.h"
+
+enum {
+    GATHER,
+    REDUCE,
+    COMMS,
+    CAUSE_BYTES = 1024,
+    ABORT_WAIT_MS = 2000, /* then the abort goes on by itself */
+    CLOSE_WAIT_MS = 10000
+};
+
+/* NCCL calls that may block for ever run in a thread of their own, so that this rank can give up on
+ * them. They then stay behind, and so does what they use. */
+struct job {
+    struct nccl_comm *comm;
+    void (*run)(struct job *job);
+    int which;      /* communicator, where the job is about one */
+    enum status st; /* with the message, which is a thread's own */
+    char message[CAUSE_BYTES];
+    atomic_bool running; /* its thread may still use this and the communicator */
+};
+
+struct nccl_comm {
+    struct comm base;        /* first: a struct comm * is a struct nccl_comm * */
+    struct device *device;   /* borrowed */
+    struct rendezvous *rv;   /* borrowed; NULL with one rank */
+    ncclComm_t comms[COMMS]; /* owned */
+    ncclUniqueId id;
+    struct job jobs[COMMS];
+    /* The last collective that was issued, for messages. */
+    int64_t issued, last_numel;
+    const char *last_name;
+    enum dtype last_dtype;
+    enum stream_id last_stream;
+    pthread_mutex_t lock; /* of the three below */
+    bool ended;           /* the communicators are being aborted or closed: hands off */
+    enum status failed;
+    char cause[CAUSE_BYTES];
+};
+
+static enum status nccl_check(ncclResult_t result, const char *call, const char *file, int line)
+{
+    if (result == ncclSuccess)
+        return ST_OK;
+    const char *detail = ncclGetLastError(NULL);
+    return status_fail(ST_COMM, file, line, "%s: %s%s%s", call, ncclGetErrorString(result),
+                       detail != NULL && detail[0] != '\0' ? ": " : "",
+                       detail != NULL ? detail : "");
+}
+
+#define NCCL(call) nccl_check((call), #call, __FILE__, __LINE__)
+
+/* Text of a message without its trace. */
+static void first_line(char *out, size_t bytes, const char *message)
+{
+    snprintf(out, bytes, "%.*s", (int)strcspn(message, "\n"), message);
+}
+
+/* ---- calls that may not return -------------------------------------------------------------- */
+
+static void *job_main(void *argument)
+{
+    struct job *job = argument;
+    job->st = CUDA(cudaSetDevice(job->comm->device->index));
+    if (job->st == ST_OK)
+        job->run(job);
+    snprintf(job->message, sizeof job->message, "%s", status_message());
+    atomic_store(&job->running, false);
+    return NULL;
+}
+
+static enum status job_start(struct nccl_comm *n, int which, void (*run)(struct job *job))
+{
+    struct job *job = &n->jobs[which];
+    job->comm = n;
+    job->run = run;
+    job->which = which;
+    pthread_t thread;
+    atomic_store(&job->running, true);
+    int error = pthread_create(&thread, NULL, job_main, job);
+    if (error != 0) {
+        atomic_store(&job->running, false);
+        return FAIL(SYSTEM, "cannot start a thread: %s", strerror(error));
+    }
+    pthread_detach(thread);
+    return ST_OK;
+}
+
+/* Wait for a job that was started. @check: peers may fail meanwhile. */
+static enum status job_wait(struct nccl_comm *n, int which, int64_t wait_ms, bool check,
+                            const char *what)
+{
+    struct job *job = &n->jobs[which];
+    int64_t deadline = socket_clock_ms() + wait_ms;
+    while (atomic_load(&job->running)) {
+        if (socket_clock_ms() > deadline)
+            return FAIL(TIMEOUT, "rank %d: %s did not end in %.1f s", n->base.rank, what,
+                        (double)wait_ms / 1000.0);
+        if (check && n->rv != NULL)
+            TRY(rendezvous_check(n->rv));
+        nanosleep(&(struct timespec){.tv_nsec = 2 * 1000 * 1000}, NULL);
+    }
+    if (job->st != ST_OK)
+        status_set_message(job->message);
+    return job->st;
+}
+
+static void run_abort(struct job *job)
+{
+    job->st = NCCL(ncclCommAbort(job->comm->comms[job->which]));
+}
+
+static void run_destroy(struct job *job)
+{
+    struct nccl_comm *n = job->comm;
+    for (int i = COMMS - 1; i >= 0 && job->st == ST_OK; i--)
+        if (n->comms[i] != NULL)
+            job->st = NCCL(ncclCommDestroy(n->comms[i]));
+}
+
+/* Blocking communicators: a non-blocking one may launch from a thread of NCCL's, which a capture
+ * by this thread would not see. */
+static void run_open(struct job *job)
+{
+    struct nccl_comm *n = job->comm;
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 1;
+    job->st = NCCL(ncclCommInitRankConfig(&n->comms[GATHER], n->base.world_size, n->id,
+                                          n->base.rank, &config));
+    if (job->st == ST_OK)
+        job->st =
+            NCCL(ncclCommSplit(n->comms[GATHER], 0, n->base.rank, &n->comms[REDUCE], &config));
+}
+
+/* ---- failure -------------------------------------------------------------------------------- */
+
+static enum status failure(struct nccl_comm *n)
+{
+    pthread_mutex_lock(&n->lock);
+    enum status st = n->failed;
+    if (st != ST_OK)
+        status_fail(st, __FILE__, __LINE__, "%s", n->cause);
+    pthread_mutex_unlock(&n->lock);
+    return st;
+}
+
+/* Note a failure and take the communicators away. true: this call did, and has to abort them. */
+static bool note_failure(struct nccl_comm *n, enum status st, const char *cause)
+{
+    pthread_mutex_lock(&n->lock);
+    if (n->failed == ST_OK) {
+        n->failed = st;
+        snprintf(n->cause, sizeof n->cause, "%s", cause);
+    }
+    bool first = !n->ended;
+    n->ended = true;
+    pthread_mutex_unlock(&n->lock);
+    return first;
+}
+
+/*
+ * Kernels that wait for a peer end when their communicator is aborted. Each abort has its own
+ * thread: one of them frees device memory, which waits for the kernels of the other. And nobody
+ * waits for them for long: an abort only ends after the last graph that holds its collectives.
+ */
+static void start_aborts(struct nccl_comm *n)
+{
+    for (int i = 0; i < COMMS; i++)
+        if (n->comms[i] != NULL && job_start(n, i, run_abort) != ST_OK)
+            log_debug("nccl", "%s", status_message());
+}
+
+static bool jobs_end(struct nccl_comm *n, int64_t wait_ms)
+{
+    bool ended = true;
+    for (int i = 0; i < COMMS; i++)
+        if (job_wait(n, i, wait_ms, false, "an NCCL call") == ST_TIMEOUT)
+            ended = false;
+    return ended;
+}
+
+/* Give up: for the host waits and exchanges of the rank's own thread. */
+static enum status give_up(struct nccl_comm *n, enum status st, const char *cause)
+{
+    bool first = note_failure(n, st, cause);
+    if (n->rv != NULL)
+        rendezvous_abort(n->rv, cause);
+    if (first) {
+        start_aborts(n);
+        jobs_end(n, ABORT_WAIT_MS);
+    }
+    return failure(n);
+}
+
+static enum status async_error(struct nccl_comm *n, char *cause, size_t bytes)
+{
+    enum status st = ST_OK;
+    pthread_mutex_lock(&n->lock);
+    for (int i = 0; !n->ended && st == ST_OK && i < COMMS; i++) {
+        ncclResult_t state = ncclSuccess;
+        ncclResult_t asked = ncclCommGetAsyncError(n->comms[i], &state);
+        if (asked == ncclSuccess && (state == ncclSuccess || state == ncclInProgress))
+            continue;
+        snprintf(cause, bytes, "NCCL's %s communicator failed: %s: %s",
+                 i == GATHER ? "gather" : "reduce",
+                 ncclGetErrorString(asked != ncclSuccess ? asked : state),
+                 ncclGetLastError(n->comms[i]));
+        st = ST_COMM;
+    }
+    pthread_mutex_unlock(&n->lock);
+    return st;
+}
+
+static void describe_wait(const struct nccl_comm *n, char *out, size_t bytes)
+{
+    static const char *const streams[] = {"compute", "gather", "reduce", "copy"};
+    const struct device *d = n->device;
+    int used = snprintf(out, bytes,
+                        "the GPU did not come to the end of what it has to do in %.1f s; marks "
+                        "passed: compute %u, gather %u, reduce %u, copy %u",
+                        (double)n->base.timeout_ms / 1000.0, device_progress(d, STREAM_COMPUTE),
+                        device_progress(d, STREAM_GATHER), device_progress(d, STREAM_REDUCE),
+                        device_progress(d, STREAM_COPY));
+    if (n->issued > 0)
+        snprintf(out + used, bytes - (size_t)used,
+                 "; last collective issued: %s %lld of %lld %s on the %s stream", n->last_name,
+                 (long long)n->issued, (long long)n->last_numel, dtype_name(n->last_dtype),
+                 streams[n->last_stream]);
+}
+
+/* The device asks this while the host waits for it. */
+static enum status watch(void *context, int64_t waited_ms)
+{
+    struct nccl_comm *n = context;
+    char cause[CAUSE_BYTES];
+    TRY(failure(n));
+    /* The peers first: when one died, NCCL's own words would not say which. */
+    enum status st = n->rv != NULL ? rendezvous_check(n->rv) : ST_OK;
+    if (st != ST_OK) {
+        first_line(cause, sizeof cause, status_message());
+        return give_up(n, st, cause);
+    }
+    if (async_error(n, cause, sizeof cause) != ST_OK)
+        return give_up(n, ST_COMM, cause);
+    if (waited_ms < n->base.timeout_ms)
+        return ST_OK;
+    describe_wait(n, cause, sizeof cause);
+    return give_up(n, ST_TIMEOUT, cause);
+}
+
+/* ---- the table ------------------------------------------------------------------------------ */
+
+static ncclDataType_t type_of(enum dtype dtype)
+{
+    return dtype == DTYPE_F32    ? ncclFloat32
+           : dtype == DTYPE_BF16 ? ncclBfloat16
+           : dtype == DTYPE_I32  ? ncclInt32
+                                 : ncclFloat64;
+}
+
+/* Before each collective: is the communicator alive, and which one? */
+static enum status begin(struct nccl_comm *n, const struct stream *s, const char *name,
+                         int64_t numel, enum dtype dtype, ncclComm_t *comm)
+{
+    TRY(failure(n));
+    *comm = n->comms[s->id == STREAM_REDUCE ? REDUCE : GATHER];
+    n->issued++;
+    n->last_name = name;
+    n->last_numel = numel;
+    n->last_dtype = dtype;
+    n->last_stream = s->id;
+    return ST_OK;
+}
+
+static enum status all_gather(struct comm *comm, struct stream *s, void *out, const void *in,
+                              int64_t numel, enum dtype dtype, struct event *done)
+{
+    ncclComm_t nccl = NULL;
+    TRY(begin((struct nccl_comm *)comm, s, "all_gather", numel, dtype, &nccl));
+    TRY(NCCL(ncclAllGather(in, out, (size_t)numel, type_of(dtype), nccl, (cudaStream_t)s->handle)));
+    return event_record(done, s);
+}
+
+static enum status reduce_scatter(struct comm *comm, struct stream *s, void *out, const void *in,
+                                  int64_t numel, enum dtype dtype, struct event *done)
+{
+    ncclComm_t nccl = NULL;
+    TRY(begin((struct nccl_comm *)comm, s, "reduce_scatter", numel, dtype, &nccl));
+    TRY(NCCL(ncclReduceScatter(in, out, (size_t)numel, type_of(dtype), ncclSum, nccl,
+                               (cudaStream_t)s->handle)));
+    return event_record(done, s);
+}
+
+static enum status broadcast(struct comm *comm, struct stream *s, void *data, int64_t numel,
+                             enum dtype dtype, int root, struct event *done)
+{
+    ncclComm_t nccl = NULL;
+    TRY(begin((struct nccl_comm *)comm, s, "broadcast", numel, dtype, &nccl));
+    TRY(NCCL(ncclBroadcast(data, data, (size_t)numel, type_of(dtype), root, nccl,
+                           (cudaStream_t)s->handle)));
+    return event_record(done, s);
+}
+
+static enum status exchange(struct comm *comm, void *recv, const void *send, size_t bytes)
+{
+    struct nccl_comm *n = (struct nccl_comm *)comm;
+    TRY(failure(n));
+    if (n->rv == NULL) {
+        if (bytes > 0)
+            memmove(recv, send, bytes);
+        return ST_OK;
+    }
+    enum status st = rendezvous_exchange(n->rv, recv, send, bytes);
+    if (st == ST_OK)
+        return ST_OK;
+    char cause[CAUSE_BYTES];
+    first_line(cause, sizeof cause, status_message());
+    return give_up(n, st, cause);
+}
+
+/* From any thread, so it does not wait for the aborts: the rank's own thread may be inside NCCL. */
+static void abort_comm(struct comm *comm, const char *cause)
+{
+    struct nccl_comm *n = (struct nccl_comm *)comm;
+    char text[CAUSE_BYTES];
+    snprintf(text, sizeof text, "rank %d: %s", comm->rank, cause);
+    bool first = note_failure(n, ST_COMM, text);
+    if (n->rv != NULL)
+        rendezvous_abort(n->rv, cause);
+    if (first)
+        start_aborts(n);
+}
+
+/* What a job still uses stays behind. */
+static void release(struct nccl_comm *n)
+{
+    if (!jobs_end(n, ABORT_WAIT_MS))
+        return;
+    pthread_mutex_destroy(&n->lock);
+    mem_free(&n);
+}
+
+static void close_comm(struct comm *comm)
+{
+    struct nccl_comm *n = (struct nccl_comm *)comm;
+    n->device->watch = NULL;
+    n->device->watch_context = NULL;
+    pthread_mutex_lock(&n->lock);
+    bool healthy = !n->ended;
+    n->ended = true;
+    pthread_mutex_unlock(&n->lock);
+    /* A peer that ended early can make it wait, so this too has a limit. */
+    if (healthy && job_start(n, 0, run_destroy) == ST_OK &&
+        job_wait(n, 0, CLOSE_WAIT_MS, false, "closing NCCL's communicators") != ST_OK)
+        log_warn("nccl", "%s (is a captured graph still open?)", status_message());
+    release(n);
+}
+
+static const struct comm_ops nccl_ops = {
+    .name = "nccl",
+    .all_gather = all_gather,
+    .reduce_scatter = reduce_scatter,
+    .broadcast = broadcast,
+    .exchange = exchange,
+    .abort = abort_comm,
+    .close = close_comm,
+};
+
+/* ---- open ----------------------------------------------------------------------------------- */
+
+/* Rank 0's id for all. Each rank sends its own, and only the first is used. */
+static enum status share_id(struct nccl_comm *n)
+{
+    enum status st = ST_OK;
+    ncclUniqueId *all = NULL;
+    TRY_GOTO(st, out, mem_alloc(&all, (size_t)n->base.world_size * sizeof *all));
+    if (n->base.rank == 0)
+        TRY_GOTO(st, out, NCCL(ncclGetUniqueId(&n->id)));
+    if (n->rv != NULL) {
+        TRY_GOTO(st, out, rendezvous_exchange(n->rv, all, &n->id, sizeof n->id));
+        n->id = all[0];
+    }
+out:
+    mem_free(&all);
+    return st;
+}
+
+static enum status connect_all(struct nccl_comm *n)
+{
+    TRY(share_id(n));
+    TRY(job_start(n, 0, run_open));
+    return job_wait(n, 0, n->base.timeout_ms, true, "setting up NCCL's communicators");
+}
+
+enum status nccl_comm_open(struct comm **out, struct device *device, int rank, int world_size,
+                           struct rendezvous *rv, int64_t timeout_ms)
+{
+    struct nccl_comm *n = NULL;
+    *out = NULL;
+    ASSERT(rv != NULL || world_size == 1);
+    TRY(mem_alloc(&n, sizeof *n));
+    n->base = (struct comm){&nccl_ops, rank, world_size, timeout_ms};
+    n->device = device;
+    n->rv = world_size > 1 ? rv : NULL;
+    pthread_mutex_init(&n->lock, NULL);
+    enum status st = connect_all(n);
+    if (st != ST_OK) {
+        /* The others must not wait for this rank. */
+        char cause[CAUSE_BYTES];
+        snprintf(cause, sizeof cause, "%s", status_message());
+        if (n->rv != NULL)
+            rendezvous_abort(n->rv, cause);
+        /* An opening that did not end has the communicators; otherwise those that stand go. */
+        if (!atomic_load(&n->jobs[0].running))
+            start_aborts(n);
+        release(n);
+        status_set_message(cause);
+        return status_trace(st, __FILE__, __LINE__);
+    }
+    device->watch = watch;
+    device->watch_context = n;
+    *out = &n->base;
+    return ST_OK;
+}

@@ -1,0 +1,49 @@
+/*
+ * comm/nccl.h - one process a GPU, collectives by NCCL. See comm.h. CUDA builds only.
+ *
+ * A rank has two NCCL communicators over the same ranks: collectives on STREAM_REDUCE use one, on
+ * any other stream the other. NCCL orders the collectives of one communicator, so with a single one
+ * a gather for the next unit would queue behind the reduction of the last. Both are fed by the
+ * device's one thread in program order, the same on all ranks.
+ *
+ * A collective is only enqueued and may be captured; nothing here waits for the device. Host
+ * structs (exchange, barrier, agree) go over the rendezvous' TCP connections: these need no staging
+ * in device memory, never queue behind the collectives of a step, may be used while a stream is
+ * captured, and still work when a GPU does not, which is when a rank has a cause to tell.
+ *
+ * Failure: the device's host waits (event_wait, stream_sync) come by here every few milliseconds
+ * and end with ST_COMM when NCCL reports an error or a peer's process failed or ended, and with
+ * ST_TIMEOUT when one wait lasts longer than the deadline; the message has the marks that this
+ * rank's streams have passed and the last collective issued. Both NCCL communicators are then
+ * aborted, so that kernels that wait for a peer end, and the cause is sent to all ranks.
+ *
+ * Sums: reduce_scatter adds in the order of NCCL's algorithm, not in rank order as comm.h says for
+ * the other backends. It is the same order in every run on the same machine with the same count.
+ *
+ * Order of the end: close captured graphs first (NCCL waits for them), then this, then the
+ * rendezvous, then the device. NCCL's own environment variables (NCCL_*) are the user's.
+ */
+#ifndef COMM_NCCL_H
+#define COMM_NCCL_H
+
+#include <stdint.h>
+
+#include "comm/comm.h"
+#include "comm/rendezvous.h"
+
+C_BEGIN
+
+/**
+ * nccl_comm_open() - join the NCCL communicators of all ranks. All ranks call it.
+ * @device: of this rank; borrowed, and waits of it are watched from now on.
+ * @rv: borrowed; NULL when @world_size is 1.
+ * @timeout_ms: deadline of the opening, and of each host wait later.
+ *
+ * Return: ST_OK; ST_COMM (NCCL's words, or a peer's cause); ST_TIMEOUT; ST_MEMORY.
+ */
+MUST_CHECK enum status nccl_comm_open(struct comm **out, struct device *device, int rank,
+                                      int world_size, struct rendezvous *rv, int64_t timeout_ms);
+
+C_END
+
+#endif

@@ -1,0 +1,69 @@
+/*
+ * engine/base/file.h - whole files in, whole files out.
+ *
+ * Reading takes plain and gzip files alike. Writing is all or nothing: into a temporary file beside
+ * the target, flushed to disk, then renamed over it; on failure the old file stays as it was.
+ */
+#ifndef ENGINE_BASE_FILE_H
+#define ENGINE_BASE_FILE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "engine/base/status.h"
+
+C_BEGIN
+
+struct file_text {
+    char *data;   /* owned (mem_free); a zero byte follows the last one */
+    size_t bytes; /* without that zero byte */
+};
+
+/**
+ * file_read() - a whole file, gunzipped if it is gzip.
+ *
+ * Return: ST_OK; ST_IO (missing, a folder, unreadable: the system's own words); ST_CORRUPT (a gzip
+ * file cut short or damaged); ST_MEMORY.
+ */
+MUST_CHECK enum status file_read(struct file_text *text, const char *path);
+
+/**
+ * file_write() - replace @path by @bytes of @data. A link is followed; a device or pipe is written
+ * to as it is.
+ *
+ * Return: ST_OK; ST_IO, then @path is as before (only if the folder could not be flushed after the
+ * rename it is the new file, and the message says so).
+ */
+MUST_CHECK enum status file_write(const char *path, const void *data, size_t bytes);
+
+/** file_make_dirs() - mkdir -p. Return: ST_OK, also if it is there; ST_IO. */
+MUST_CHECK enum status file_make_dirs(const char *path);
+
+/* A file that grows by whole records (metrics.jsonl): a record is there or it is not. */
+struct file_log {
+    int fd; /* -1 when closed */
+    char path[1024];
+};
+
+MUST_CHECK enum status file_log_open(struct file_log *log, const char *path); /* truncates */
+
+/** file_log_append() - one write; if it comes out short, the tail is cut off again. ST_IO. */
+MUST_CHECK enum status file_log_append(struct file_log *log, const char *record, size_t bytes);
+
+/** file_log_close() - fsync and close; also for a log that never opened (fd -1). */
+MUST_CHECK enum status file_log_close(struct file_log *log);
+
+/** path_join() - "dir/name" into @out; ST_INVALID if it does not fit. */
+MUST_CHECK enum status path_join(char *out, size_t out_bytes, const char *dir, const char *name);
+
+/** file_fail_at() - fail the k-th system call of file_*() from now on (1 = next); 0 = never. */
+void file_fail_at(int64_t k);
+
+/** file_fault_due() - for other writers of files, before a system call: true if a test wants this
+ * one to fail; errno is then EIO. */
+bool file_fault_due(void);
+
+C_END
+
+#endif

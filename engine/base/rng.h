@@ -1,0 +1,83 @@
+/*
+ * engine/base/rng.h - counter-based random numbers, the same on CPU and GPU.
+ *
+ * Philox4x32-10 turns (key, counter) into four 32-bit words. Nothing is stored, so a value depends
+ * only on what it is for, never on rank, world size, packing, stage, recompute or resume:
+ *
+ *   dropout   key = seed, counter = (step, layer << 8 | site, global sample, element / 8);
+ *             eight 16-bit lanes a call: lane i is the low (i even) or high (i odd) half of word
+ *             i / 2; an element is kept if its lane >= round(p * 65536)
+ *   weights   key = seed, counter = (element / 4, high word, FNV-1a 64 of the tensor's name)
+ *
+ * Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC11, table 2.
+ */
+#ifndef ENGINE_BASE_RNG_H
+#define ENGINE_BASE_RNG_H
+
+#include <stdint.h>
+
+#include "engine/base/status.h"
+
+#ifdef __CUDACC__
+#define HOST_DEVICE __host__ __device__
+#else
+#define HOST_DEVICE
+#endif
+
+C_BEGIN
+
+struct philox {
+    uint32_t word[4];
+};
+
+/** philox4x32() - ten rounds over counter (c0..c3) with a 64-bit key. */
+HOST_DEVICE static inline struct philox philox4x32(uint64_t key, uint32_t c0, uint32_t c1,
+                                                   uint32_t c2, uint32_t c3)
+{
+    uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
+    for (int round = 0; round < 10; round++) {
+        uint64_t p0 = (uint64_t)0xD2511F53u * c0, p1 = (uint64_t)0xCD9E8D57u * c2;
+        uint32_t n0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0, n2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
+        c1 = (uint32_t)p1;
+        c3 = (uint32_t)p0;
+        c0 = n0;
+        c2 = n2;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    struct philox out;
+    out.word[0] = c0;
+    out.word[1] = c1;
+    out.word[2] = c2;
+    out.word[3] = c3;
+    return out;
+}
+
+/** philox_lane() - the i-th of eight 16-bit lanes. */
+HOST_DEVICE static inline uint32_t philox_lane(struct philox r, int i)
+{
+    return (r.word[i >> 1] >> (16 * (i & 1))) & 0xFFFFu;
+}
+
+/** dropout_threshold() - lanes below it are dropped; @p in [0, 1). */
+HOST_DEVICE static inline uint32_t dropout_threshold(float p)
+{
+    return (uint32_t)(p * 65536.0f + 0.5f);
+}
+
+/** rng_name_key() - FNV-1a 64 of a tensor name. */
+uint64_t rng_name_key(const char *name);
+
+/**
+ * rng_fill_normal() - elements [first, first + count) of the named tensor's random values.
+ * @out: @count values from N(0, stddev^2), Box-Muller over Philox words in float64.
+ */
+void rng_fill_normal(float *out, int64_t first, int64_t count, uint64_t seed, uint64_t name_key,
+                     float stddev);
+
+/** rng_below() - uniform in [0, n), n >= 1, from counter (@index, @stream); for shuffles. */
+uint64_t rng_below(uint64_t seed, uint64_t stream, uint64_t index, uint64_t n);
+
+C_END
+
+#endif

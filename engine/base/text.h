@@ -1,0 +1,45 @@
+/*
+ * engine/base/text.h - numbers and names that people type.
+ *
+ * Used for command lines and for the configuration, so that both accept the same spellings. The
+ * functions say no and leave the message to the caller, who knows where the text came from.
+ * No allocation; safe from any thread.
+ */
+#ifndef ENGINE_BASE_TEXT_H
+#define ENGINE_BASE_TEXT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "engine/base/status.h"
+
+C_BEGIN
+
+/** text_to_int() - a whole decimal int64_t; false for anything else, also out of range. */
+bool text_to_int(int64_t *out, const char *text);
+
+/** text_to_real() - a finite decimal number ("3e-5"); false for anything else. */
+bool text_to_real(double *out, const char *text);
+
+/** text_of_real() - the shortest decimal text that reads back to @value. @out: 32 bytes. */
+void text_of_real(char out[32], double value);
+
+/** text_utf8_next() - the code point at @text; Return: its bytes, 0 if it is not valid UTF-8. */
+int text_utf8_next(uint32_t *code, const char *text);
+
+/** text_is_utf8() - is the whole of @text valid UTF-8? */
+bool text_is_utf8(const char *text);
+
+/* Which of the names offered is nearest to what was given? Initialise with {given, NULL, 0}. */
+struct text_nearest {
+    const char *given; /* borrowed */
+    const char *name;  /* borrowed; NULL if none is near enough to be meant */
+    int distance;      /* letters to insert, delete, replace or swap to get from given to name */
+};
+
+/** text_nearest_offer() - consider @name; true if it is now the nearest. Up to 63 bytes. */
+bool text_nearest_offer(struct text_nearest *nearest, const char *name);
+
+C_END
+
+#endif

@@ -1,0 +1,307 @@
+#include "engine/model/bert.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { TAIL_BYTES = 48 }; /* of a parameter's name, behind the block's number */
+
+/* Parameters of a block, decayed first; the order of block_params(). */
+enum {
+    QKV_W,
+    PROJ_W,
+    FC1_W,
+    FC2_W,
+    QKV_B,
+    PROJ_B,
+    LN1_GAMMA,
+    LN1_BETA,
+    FC1_B,
+    FC2_B,
+    LN2_GAMMA,
+    LN2_BETA
+};
+
+typedef unsigned char byte; /* of param_dtype */
+
+/* Kept for BACKWARD: 7 C + F elements and (H + 4) floats a row. */
+struct block_saved {
+    byte *qkv;              /* (T, 3C) */
+    byte *attn;             /* (T, C) */
+    byte *z1;               /* (T, C) first the projection, then its sum with x, in place */
+    byte *ln1;              /* (T, C) */
+    byte *pre;              /* (T, F) */
+    byte *z2;               /* (T, C) first the feed-forward output, then its sum with ln1 */
+    float *lse;             /* (H, T) */
+    float *stats1, *stats2; /* (2, T) */
+};
+
+/* In RECOMPUTE nobody reads the block's output; it follows act in one place. */
+struct block_forward_scratch {
+    byte *act; /* (T, F), at least (T, C) */
+};
+
+/* Two phases share one place: the feed-forward needs act, attention needs dattn and dqkv. */
+struct block_backward_scratch {
+    byte *dbranch; /* (T, C) gradient of what a dropout got: feed-forward output, projection */
+    byte *act;     /* (T, F) gelu(pre); then its gradient; then that of pre */
+    byte *dattn;   /* (T, C) in act's place */
+    byte *dqkv;    /* (T, 3C) behind dattn */
+};
+
+static void bind_rows(struct arena *a, byte **p, const struct model *m, int64_t T, int64_t columns)
+{
+    ARENA_BIND(a, *p, (size_t)(T * columns) * dtype_bytes(m->param_dtype));
+}
+
+static void saved_bind(struct arena *a, struct block_saved *s, const struct model *m, int64_t T)
+{
+    int64_t C = m->dims.hidden;
+    bind_rows(a, &s->qkv, m, T, 3 * C);
+    bind_rows(a, &s->attn, m, T, C);
+    bind_rows(a, &s->z1, m, T, C);
+    bind_rows(a, &s->ln1, m, T, C);
+    bind_rows(a, &s->pre, m, T, m->dims.ffn);
+    bind_rows(a, &s->z2, m, T, C);
+    ARENA_BIND(a, s->lse, m->dims.heads * T);
+    ARENA_BIND(a, s->stats1, 2 * T);
+    ARENA_BIND(a, s->stats2, 2 * T);
+}
+
+static void forward_scratch_bind(struct arena *a, struct block_forward_scratch *s,
+                                 const struct model *m, int64_t T)
+{
+    bind_rows(a, &s->act, m, T, m->dims.ffn > m->dims.hidden ? m->dims.ffn : m->dims.hidden);
+}
+
+static void backward_scratch_bind(struct arena *a, struct block_backward_scratch *s,
+                                  const struct model *m, int64_t T)
+{
+    bind_rows(a, &s->dbranch, m, T, m->dims.hidden);
+    struct arena attention = *a;
+    bind_rows(a, &s->act, m, T, m->dims.ffn);
+    bind_rows(&attention, &s->dattn, m, T, m->dims.hidden);
+    bind_rows(&attention, &s->dqkv, m, T, 3 * m->dims.hidden);
+    if (attention.used > a->used)
+        *a = attention;
+}
+
+static size_t saved_bytes(const struct model *m, const struct model_unit *u, struct micro_dims d)
+{
+    struct arena a = {0};
+    struct block_saved s;
+    (void)u;
+    saved_bind(&a, &s, m, d.rows);
+    return a.used;
+}
+
+static size_t forward_scratch_bytes(const struct model *m, const struct model_unit *u,
+                                    struct micro_dims d)
+{
+    struct arena a = {0};
+    struct block_forward_scratch s;
+    (void)u;
+    forward_scratch_bind(&a, &s, m, d.rows);
+    return a.used;
+}
+
+static size_t backward_scratch_bytes(const struct model *m, const struct model_unit *u,
+                                     struct micro_dims d)
+{
+    struct arena a = {0};
+    struct block_backward_scratch s;
+    (void)u;
+    backward_scratch_bind(&a, &s, m, d.rows);
+    return a.used;
+}
+
+/* One call of a block: what all its parts need. */
+struct block {
+    const struct model *m;
+    const struct model_unit *u;
+    const struct unit_call *call;
+    struct stream *stream;
+    struct tensor x, qkv, attn, z1, ln1, pre, z2, lse, stats1, stats2;
+};
+
+static struct tensor act(const struct block *k, void *data, int64_t columns)
+{
+    return unit_act(k->m, k->call, data, columns);
+}
+
+static struct tensor param(const struct block *k, int i)
+{
+    return unit_param(k->m, k->u, k->call, i);
+}
+
+static struct tensor grad(const struct block *k, int i)
+{
+    return unit_grad(k->m, k->u, k->call, i);
+}
+
+static struct dropout dropout(const struct block *k, enum dropout_site site)
+{
+    bool attention = site == SITE_ATTENTION;
+    struct dropout d = {attention ? k->m->dims.attention_dropout : k->m->dims.hidden_dropout,
+                        bert_layer_site(1 + k->u->index, site), k->call->state};
+    return d;
+}
+
+static struct block block_open(const struct model *m, const struct model_unit *u,
+                               const struct unit_call *call)
+{
+    int64_t T = call->sequences->rows, C = m->dims.hidden;
+    struct block k = {.m = m, .u = u, .call = call, .stream = call->stream};
+    struct block_saved s;
+    struct arena a = arena_over(call->saved, SIZE_MAX);
+    saved_bind(&a, &s, m, T);
+    k.x = act(&k, call->act_in, C);
+    k.qkv = act(&k, s.qkv, 3 * C);
+    k.attn = act(&k, s.attn, C);
+    k.z1 = act(&k, s.z1, C);
+    k.ln1 = act(&k, s.ln1, C);
+    k.pre = act(&k, s.pre, m->dims.ffn);
+    k.z2 = act(&k, s.z2, C);
+    k.lse = tensor_2d(s.lse, DTYPE_F32, m->dims.heads, T);
+    k.stats1 = tensor_2d(s.stats1, DTYPE_F32, 2, T);
+    k.stats2 = tensor_2d(s.stats2, DTYPE_F32, 2, T);
+    return k;
+}
+
+static enum status forward(const struct model *m, const struct model_unit *u,
+                           const struct unit_call *call)
+{
+    struct block k = block_open(m, u, call);
+    struct block_forward_scratch scratch;
+    struct arena a = arena_over(call->scratch, SIZE_MAX);
+    forward_scratch_bind(&a, &scratch, m, call->sequences->rows);
+    struct tensor gelu = act(&k, scratch.act, m->dims.ffn);
+    /* gelu is read before out is written, so that in RECOMPUTE they share the scratch. */
+    struct tensor out =
+        act(&k, call->act_out != NULL ? call->act_out : scratch.act, m->dims.hidden);
+
+    TRY(op_linear_forward(k.stream, k.qkv, k.x, param(&k, QKV_W), param(&k, QKV_B)));
+    TRY(op_attention_forward(k.stream, k.attn, k.lse, k.qkv, call->sequences, (int)m->dims.heads,
+                             dropout(&k, SITE_ATTENTION)));
+    TRY(op_linear_forward(k.stream, k.z1, k.attn, param(&k, PROJ_W), param(&k, PROJ_B)));
+    TRY(op_residual_norm_forward(k.stream, k.ln1, k.z1, k.stats1, k.x, k.z1, param(&k, LN1_GAMMA),
+                                 param(&k, LN1_BETA), call->sequences, m->dims.norm_eps,
+                                 dropout(&k, SITE_ATTENTION_OUTPUT)));
+    TRY(op_linear_forward(k.stream, k.pre, k.ln1, param(&k, FC1_W), param(&k, FC1_B)));
+    TRY(op_gelu_forward(k.stream, gelu, k.pre));
+    TRY(op_linear_forward(k.stream, k.z2, gelu, param(&k, FC2_W), param(&k, FC2_B)));
+    TRY(op_residual_norm_forward(k.stream, out, k.z2, k.stats2, k.ln1, k.z2, param(&k, LN2_GAMMA),
+                                 param(&k, LN2_BETA), call->sequences, m->dims.norm_eps,
+                                 dropout(&k, SITE_FFN_OUTPUT)));
+    return ST_OK;
+}
+
+/* From the gradient of out to that of ln1, in @dx. */
+static enum status ffn_backward(const struct block *k, struct tensor dx, struct tensor dout,
+                                struct tensor dff, struct tensor gelu)
+{
+    bool add = k->call->grads_add;
+    TRY(op_residual_norm_backward(k->stream, dx, dff, grad(k, LN2_GAMMA), grad(k, LN2_BETA), dout,
+                                  k->z2, k->stats2, param(k, LN2_GAMMA), k->call->sequences,
+                                  dropout(k, SITE_FFN_OUTPUT), add));
+    TRY(op_gelu_forward(k->stream, gelu, k->pre));
+    TRY(op_linear_backward_weight(k->stream, grad(k, FC2_W), grad(k, FC2_B), dff, gelu, add));
+    struct tensor dpre = gelu; /* in its place: it has been read */
+    TRY(op_linear_backward_data(k->stream, dpre, dff, param(k, FC2_W), false));
+    TRY(op_gelu_backward(k->stream, dpre, dpre, k->pre));
+    TRY(op_linear_backward_weight(k->stream, grad(k, FC1_W), grad(k, FC1_B), dpre, k->ln1, add));
+    TRY(op_linear_backward_data(k->stream, dx, dpre, param(k, FC1_W), true));
+    return ST_OK;
+}
+
+/* From the gradient of ln1 to that of x, both in @dx. */
+static enum status attention_backward(const struct block *k, struct tensor dx, struct tensor dproj,
+                                      struct tensor dattn, struct tensor dqkv)
+{
+    bool add = k->call->grads_add;
+    TRY(op_residual_norm_backward(k->stream, dx, dproj, grad(k, LN1_GAMMA), grad(k, LN1_BETA), dx,
+                                  k->z1, k->stats1, param(k, LN1_GAMMA), k->call->sequences,
+                                  dropout(k, SITE_ATTENTION_OUTPUT), add));
+    TRY(op_linear_backward_weight(k->stream, grad(k, PROJ_W), grad(k, PROJ_B), dproj, k->attn,
+                                  add));
+    TRY(op_linear_backward_data(k->stream, dattn, dproj, param(k, PROJ_W), false));
+    TRY(op_attention_backward(k->stream, dqkv, dattn, k->attn, k->lse, k->qkv, k->call->sequences,
+                              (int)k->m->dims.heads, dropout(k, SITE_ATTENTION)));
+    TRY(op_linear_backward_weight(k->stream, grad(k, QKV_W), grad(k, QKV_B), dqkv, k->x, add));
+    TRY(op_linear_backward_data(k->stream, dx, dqkv, param(k, QKV_W), true));
+    return ST_OK;
+}
+
+static enum status backward(const struct model *m, const struct model_unit *u,
+                            const struct unit_call *call)
+{
+    int64_t C = m->dims.hidden;
+    struct block k = block_open(m, u, call);
+    struct block_backward_scratch s;
+    struct arena a = arena_over(call->scratch, SIZE_MAX);
+    backward_scratch_bind(&a, &s, m, call->sequences->rows);
+    struct tensor dx = act(&k, call->dact_in, C), dbranch = act(&k, s.dbranch, C);
+    TRY(unit_grads_begin(m, u, call));
+    TRY(ffn_backward(&k, dx, act(&k, call->dact_out, C), dbranch, act(&k, s.act, m->dims.ffn)));
+    TRY(attention_backward(&k, dx, dbranch, act(&k, s.dattn, C), act(&k, s.dqkv, 3 * C)));
+    return ST_OK;
+}
+
+static const char *block_name(char out[PARAM_NAME_BYTES], int index, const char *tail)
+{
+    ASSERT(strlen(tail) < TAIL_BYTES);
+    snprintf(out, PARAM_NAME_BYTES, "bert.encoder.layer.%d.%.*s", index, TAIL_BYTES, tail);
+    return out;
+}
+
+static void whole(struct model_builder *b, int index, const char *tail, int64_t rows,
+                  int64_t columns, enum param_init init, bool decay)
+{
+    char name[PARAM_NAME_BYTES];
+    builder_whole(b, block_name(name, index, tail), rows, columns, init, decay);
+}
+
+/* Query, key and value of one kind as one parameter. */
+static void fused(struct model_builder *b, int index, const char *kind, int64_t columns,
+                  enum param_init init, bool decay)
+{
+    static const char *const part[] = {"query", "key", "value"};
+    int64_t C = b->model->dims.hidden;
+    char tail[TAIL_BYTES], name[PARAM_NAME_BYTES];
+    snprintf(tail, sizeof tail, "attention.self.qkv.%s", kind);
+    builder_param(b, block_name(name, index, tail), 3 * C, columns, decay);
+    for (int i = 0; i < 3; i++) {
+        snprintf(tail, sizeof tail, "attention.self.%s.%s", part[i], kind);
+        int tensor = builder_tensor(b, block_name(name, index, tail), C, columns, init);
+        builder_piece(b, tensor, 0, C * (columns > 0 ? columns : 1));
+    }
+}
+
+void bert_block(struct model_builder *b, int index, int act_in, int act_out)
+{
+    int64_t C = b->model->dims.hidden, F = b->model->dims.ffn;
+    builder_unit(b, "block",
+                 (struct model_unit){.act_in = act_in,
+                                     .act_out = act_out,
+                                     .tied = -1,
+                                     .backward_reads_params = true,
+                                     .backward_reads_input = true,
+                                     .recompute = true,
+                                     .index = index,
+                                     .saved_bytes = saved_bytes,
+                                     .forward_scratch_bytes = forward_scratch_bytes,
+                                     .backward_scratch_bytes = backward_scratch_bytes,
+                                     .forward = forward,
+                                     .backward = backward});
+    fused(b, index, "weight", C, INIT_NORMAL, true);
+    whole(b, index, "attention.output.dense.weight", C, C, INIT_NORMAL, true);
+    whole(b, index, "intermediate.dense.weight", F, C, INIT_NORMAL, true);
+    whole(b, index, "output.dense.weight", C, F, INIT_NORMAL, true);
+    fused(b, index, "bias", 0, INIT_ZERO, false);
+    whole(b, index, "attention.output.dense.bias", C, 0, INIT_ZERO, false);
+    whole(b, index, "attention.output.LayerNorm.weight", C, 0, INIT_ONE, false);
+    whole(b, index, "attention.output.LayerNorm.bias", C, 0, INIT_ZERO, false);
+    whole(b, index, "intermediate.dense.bias", F, 0, INIT_ZERO, false);
+    whole(b, index, "output.dense.bias", C, 0, INIT_ZERO, false);
+    whole(b, index, "output.LayerNorm.weight", C, 0, INIT_ONE, false);
+    whole(b, index, "output.LayerNorm.bias", C, 0, INIT_ZERO, false);
+}

@@ -1,0 +1,42 @@
+#include "engine/ops/adamw.h"
+
+#include <string.h>
+
+#include "engine/ops/lanes.h"
+#include "engine/ops/reduce.h"
+
+CPU_CLONES static void adam_loop(float *p, float *m, float *v, const float *grad, int64_t n,
+                                 const struct adam_factors *factors, float keep)
+{
+    const struct adam_factors f = *factors;
+    for (int64_t i = 0; i < n; i++) {
+        float g = grad[i] * f.clip;
+        m[i] += f.one_minus_beta1 * (g - m[i]);
+        v[i] = v[i] * f.beta2 + f.one_minus_beta2 * g * g;
+        float denominator = sqrtf(v[i]) / f.root_correction2 + f.eps;
+        p[i] = p[i] * keep - f.step_size * m[i] / denominator;
+    }
+}
+
+enum status adamw_cpu(struct stream *s, struct tensor param, struct tensor master, struct tensor m,
+                      struct tensor v, struct tensor grad, const struct adam_range *ranges,
+                      int range_count, const struct step_state *state,
+                      const struct optim_hyper *hyper)
+{
+    if (state->skip)
+        return ST_OK;
+    struct adam_factors f = adam_factors(state, hyper);
+    for (int i = 0; i < range_count; i++) {
+        int64_t first = ranges[i].first, n = ranges[i].count;
+        if (ranges[i].frozen || n == 0)
+            continue;
+        adam_loop((float *)master.data + first, (float *)m.data + first, (float *)v.data + first,
+                  (const float *)grad.data + first, n, &f, ranges[i].decay ? f.keep : 1.0f);
+        if (param.data) {
+            struct tensor to = tensor_1d(
+                (char *)param.data + (size_t)first * dtype_bytes(param.dtype), param.dtype, n);
+            TRY(cast_cpu(s, to, tensor_1d((float *)master.data + first, DTYPE_F32, n)));
+        }
+    }
+    return ST_OK;
+}

@@ -1,0 +1,109 @@
+/*
+ * engine/ops/adamw.cu - CUDA backend of adamw.h: one kernel over a flat shard.
+ *
+ * Four neighbouring elements a thread, in one access each where they lie in one range. Bytes an
+ * element: 16 read (master, m, v, grad), 12 written and the parameter in its dtype; bound by memory.
+ * The scalars come from the step state on the device, so that a captured step can be replayed.
+ */
+#include "engine/ops/adamw.h"
+
+#include "engine/ops/cuda_common.cuh"
+
+enum { ADAM_THREADS = 256 };
+
+struct adam_args {
+    float *master, *m, *v;
+    const float *grad;
+    int64_t n;
+    const struct step_state *state;
+    struct optim_hyper hyper;
+    struct adam_range range[ADAM_MAX_RANGES];
+    int range_count;
+    bool packs;
+};
+
+__device__ static inline void adam_element(float &p, float &m, float &v, float grad,
+                                           const struct adam_factors &f, float keep)
+{
+    float g = grad * f.clip;
+    m += f.one_minus_beta1 * (g - m);
+    v = v * f.beta2 + f.one_minus_beta2 * g * g;
+    float denominator = sqrtf(v) / f.root_correction2 + f.eps;
+    p = p * keep - f.step_size * m / denominator;
+}
+
+/* The range of element @i; -1 when none has it. */
+__device__ static inline int adam_find(const struct adam_args &a, int64_t i)
+{
+    for (int r = 0; r < a.range_count; r++)
+        if (i < a.range[r].first + a.range[r].count)
+            return i >= a.range[r].first ? r : -1;
+    return -1;
+}
+
+template <typename E> __global__ static void adamw_kernel(E *param, struct adam_args a)
+{
+    int64_t i = ((int64_t)blockIdx.x * ADAM_THREADS + threadIdx.x) * 4;
+    __shared__ struct adam_factors f; /* made once a block: it takes divisions in double */
+    if (a.state->skip)
+        return;
+    if (threadIdx.x == 0)
+        f = adam_factors(a.state, &a.hyper);
+    __syncthreads();
+    if (i >= a.n)
+        return;
+    int r = adam_find(a, i);
+    if (a.packs && r >= 0 && i + 4 <= a.range[r].first + a.range[r].count) {
+        if (a.range[r].frozen)
+            return;
+        float p[4], m[4], v[4], g[4], keep = a.range[r].decay ? f.keep : 1.0f;
+        load_pack<float, 4>(p, a.master + i);
+        load_pack<float, 4>(m, a.m + i);
+        load_pack<float, 4>(v, a.v + i);
+        load_pack<float, 4>(g, a.grad + i);
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            adam_element(p[k], m[k], v[k], g[k], f, keep);
+        store_pack<float, 4>(a.master + i, p);
+        store_pack<float, 4>(a.m + i, m);
+        store_pack<float, 4>(a.v + i, v);
+        if (param)
+            store_pack<E, 4>(param + i, p);
+        return;
+    }
+    for (int64_t end = min(i + 4, a.n); i < end; i++) {
+        r = adam_find(a, i);
+        if (r < 0 || a.range[r].frozen)
+            continue;
+        adam_element(a.master[i], a.m[i], a.v[i], a.grad[i], f, a.range[r].decay ? f.keep : 1.0f);
+        if (param)
+            param[i] = from_float<E>(a.master[i]);
+    }
+}
+
+enum status cuda_adamw(struct stream *s, struct tensor param, struct tensor master, struct tensor m,
+                       struct tensor v, struct tensor grad, const struct adam_range *ranges,
+                       int range_count, const struct step_state *state,
+                       const struct optim_hyper *hyper)
+{
+    struct adam_args a = {};
+    a.master = (float *)master.data;
+    a.m = (float *)m.data;
+    a.v = (float *)v.data;
+    a.grad = (const float *)grad.data;
+    a.n = tensor_numel(master);
+    a.state = state;
+    a.hyper = *hyper;
+    a.range_count = range_count;
+    a.packs = packs_fit(0, 1, master.data, m.data, v.data, grad.data, param.data);
+    for (int r = 0; r < range_count; r++)
+        a.range[r] = ranges[r];
+    if (a.n == 0)
+        return ST_OK;
+    unsigned blocks = (unsigned)div_up(a.n, ADAM_THREADS * 4);
+    if (param.data && param.dtype == DTYPE_BF16)
+        adamw_kernel<bf16><<<blocks, ADAM_THREADS, 0, stream_cuda(s)>>>((bf16 *)param.data, a);
+    else
+        adamw_kernel<float><<<blocks, ADAM_THREADS, 0, stream_cuda(s)>>>((float *)param.data, a);
+    return CUDA(cudaGetLastError());
+}

@@ -1,0 +1,263 @@
+/*
+ * engine/ops/cuda_common.cuh - what all CUDA kernels of the ops share.
+ *
+ *   packs         W elements in one access; arithmetic is always on floats
+ *   row groups    THREADS threads that hold one row in registers, and their ordered sum
+ *   dropout       the masks of engine/base/rng.h, computed where they are used
+ *   columns       sums over the rows of a matrix, in two stages with a fixed row -> block map
+ *
+ * Every reduction has one order that depends on the sizes alone. A butterfly over a warp gives each
+ * lane the same bits, because addition commutes; partial sums of a block or a grid are added in
+ * index order. There is no float atomic.
+ */
+#ifndef ENGINE_OPS_CUDA_COMMON_CUH
+#define ENGINE_OPS_CUDA_COMMON_CUH
+
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "engine/base/status.h"
+#include "engine/base/tensor.h"
+#include "engine/device/cuda_check.h"
+#include "engine/device/device.h"
+#include "engine/ops/dropout.h"
+#include "engine/ops/ops.h"
+#include "engine/ops/ops_cuda.h"
+
+typedef __nv_bfloat16 bf16;
+
+static inline cudaStream_t stream_cuda(const struct stream *s)
+{
+    return (cudaStream_t)s->handle;
+}
+
+static inline int64_t div_up(int64_t a, int64_t b)
+{
+    return (a + b - 1) / b;
+}
+
+/* ---- packs --------------------------------------------------------------------------------- */
+
+__device__ static inline float to_float(float x)
+{
+    return x;
+}
+
+__device__ static inline float to_float(bf16 x)
+{
+    return __bfloat162float(x);
+}
+
+template <typename E> __device__ inline E from_float(float x);
+
+template <> __device__ inline float from_float<float>(float x)
+{
+    return x;
+}
+
+template <> __device__ inline bf16 from_float<bf16>(float x)
+{
+    return __float2bfloat16_rn(x);
+}
+
+/* The value that a store of x as E would leave in memory. */
+template <typename E> __device__ inline float rounded(float x)
+{
+    return to_float(from_float<E>(x));
+}
+
+/* Elements of a 16-byte access. */
+template <typename E> constexpr int full_pack()
+{
+    return (int)(16 / sizeof(E));
+}
+
+template <typename E, int W> __device__ inline void load_pack(float (&x)[W], const E *p)
+{
+    if constexpr (W * sizeof(E) == 16) {
+        uint4 raw = *(const uint4 *)p;
+        E e[W];
+        memcpy(e, &raw, 16);
+#pragma unroll
+        for (int i = 0; i < W; i++)
+            x[i] = to_float(e[i]);
+    } else {
+#pragma unroll
+        for (int i = 0; i < W; i++)
+            x[i] = to_float(p[i]);
+    }
+}
+
+template <typename E, int W> __device__ inline void store_pack(E *p, const float (&x)[W])
+{
+    if constexpr (W * sizeof(E) == 16) {
+        E e[W];
+#pragma unroll
+        for (int i = 0; i < W; i++)
+            e[i] = from_float<E>(x[i]);
+        uint4 raw;
+        memcpy(&raw, e, 16);
+        *(uint4 *)p = raw;
+    } else {
+#pragma unroll
+        for (int i = 0; i < W; i++)
+            p[i] = from_float<E>(x[i]);
+    }
+}
+
+/* May rows of @columns elements that start at these addresses be accessed 16 bytes at a time? */
+static inline bool packs_fit(int64_t columns, size_t elem_bytes, const void *a,
+                             const void *b = NULL, const void *c = NULL, const void *d = NULL,
+                             const void *e = NULL, const void *f = NULL)
+{
+    uintptr_t bits = (uintptr_t)a | (uintptr_t)b | (uintptr_t)c | (uintptr_t)d | (uintptr_t)e |
+                     (uintptr_t)f | (uintptr_t)((size_t)columns * elem_bytes);
+    return bits % 16 == 0;
+}
+
+/* ---- row groups ------------------------------------------------------------------------------ */
+
+__device__ static inline float warp_sum(float x)
+{
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2)
+        x += __shfl_xor_sync(0xFFFFFFFFu, x, step);
+    return x;
+}
+
+__device__ static inline float warp_max(float x)
+{
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2)
+        x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, step));
+    return x;
+}
+
+/* Sum over the THREADS threads of a row: a warp, or the whole block of more than one warp. */
+template <int THREADS> __device__ inline float row_sum(float x)
+{
+    x = warp_sum(x);
+    if constexpr (THREADS > 32) {
+        __shared__ float part[THREADS / 32];
+        if (threadIdx.x % 32 == 0)
+            part[threadIdx.x / 32] = x;
+        __syncthreads();
+        x = 0.0f;
+        for (int i = 0; i < THREADS / 32; i++)
+            x += part[i];
+        __syncthreads(); /* part is written again by the next call */
+    }
+    return x;
+}
+
+/* ---- dropout --------------------------------------------------------------------------------- */
+
+__device__ static inline struct philox dropout_words(const struct dropout_key &m, uint32_t sample,
+                                                     uint32_t group)
+{
+    return philox4x32(m.seed, m.step, m.layer_site, sample, group);
+}
+
+/* philox_lane() with selects in place of an indexed read, which would go through local memory. */
+__device__ static inline uint32_t dropout_lane(const struct philox &r, uint32_t i)
+{
+    uint32_t low = i & 2 ? r.word[1] : r.word[0], high = i & 2 ? r.word[3] : r.word[2];
+    return ((i & 4 ? high : low) >> (16 * (i & 1))) & 0xFFFFu;
+}
+
+/* Bit i set: the i-th of the eight elements of this group is kept. */
+__device__ static inline uint32_t dropout_bits(const struct dropout_key &m, uint32_t sample,
+                                               uint32_t group)
+{
+    struct philox r = dropout_words(m, sample, group);
+    uint32_t bits = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < 8; i++)
+        bits |= (dropout_lane(r, i) >= m.threshold ? 1u : 0u) << i;
+    return bits;
+}
+
+/* One element, for code that has no neighbours at hand. */
+__device__ static inline bool dropout_keeps(const struct dropout_key &m, uint32_t sample,
+                                            uint64_t element)
+{
+    struct philox r = dropout_words(m, sample, (uint32_t)(element / 8));
+    return dropout_lane(r, (uint32_t)(element % 8)) >= m.threshold;
+}
+
+/* Elements first .. first + W - 1, W a divisor of 8 and of first. */
+template <int W>
+__device__ inline void dropout_apply(float (&x)[W], const struct dropout_key &m, uint32_t sample,
+                                     uint64_t first)
+{
+    static_assert(8 % W == 0, "a pack lies in one group of eight");
+    if (!m.on)
+        return;
+    struct philox r = dropout_words(m, sample, (uint32_t)(first / 8));
+    uint32_t lane = W == 8 ? 0 : (uint32_t)(first % 8);
+#pragma unroll
+    for (uint32_t i = 0; i < W; i++)
+        x[i] = dropout_lane(r, lane + i) >= m.threshold ? x[i] * m.scale : 0.0f;
+}
+
+/* ---- columns --------------------------------------------------------------------------------- */
+
+/*
+ * Sums over rows. A block of 256 threads takes COLUMN_ROWS rows and 32 packs of columns: thread
+ * (lane, row lane) adds rows row lane, row lane + 8, ... of pack lane; the eight row lanes are added
+ * in order and give one row of partial sums; columns_finish() adds those in order.
+ */
+enum { COLUMN_THREADS = 256, COLUMN_LANES = 8, COLUMN_ROWS = 64 };
+
+enum { NORM_BLOCKS = 512 }; /* at most, of squared_norm's first stage */
+
+static inline int64_t column_parts(int64_t rows)
+{
+    return div_up(rows, COLUMN_ROWS);
+}
+
+/* Add the eight row lanes and write columns c0 .. c0 + 32 W - 1 of @out, those below @columns. */
+template <int W>
+__device__ inline void columns_block(const float (&sum)[W], float *out, int64_t c0, int64_t columns,
+                                     bool add)
+{
+    __shared__ float tile[COLUMN_LANES][32 * W];
+    int lane = threadIdx.x % 32, row = threadIdx.x / 32;
+#pragma unroll
+    for (int i = 0; i < W; i++)
+        tile[row][i * 32 + lane] = sum[i];
+    __syncthreads();
+    for (int n = threadIdx.x; n < 32 * W; n += COLUMN_THREADS) {
+        float total = 0.0f;
+        for (int r = 0; r < COLUMN_LANES; r++)
+            total += tile[r][n];
+        int64_t c = c0 + (n % 32) * W + n / 32;
+        if (c < columns)
+            out[c] = (add ? out[c] : 0.0f) + total;
+    }
+    __syncthreads(); /* the tile is written again by the next call */
+}
+
+/**
+ * columns_finish() - out (columns) = (add ? out : 0) + the @parts rows of @partial, in order.
+ * @partial: (parts, columns) fp32; @parts may be 0.
+ */
+enum status columns_finish(struct stream *s, float *out, const float *partial, int64_t parts,
+                           int64_t columns, bool add);
+
+/**
+ * columns_sum() - out (columns) fp32 = (add ? out : 0) + column sums of x.
+ * @x: (rows, columns) fp32 or bf16.
+ * @label: NULL, or (rows): only rows with label[row] == value count.
+ *
+ * Workspace: column_parts(rows) * columns floats.
+ */
+enum status columns_sum(struct stream *s, float *out, struct tensor x, const int32_t *label,
+                        int32_t value, bool add);
+
+/** stream_scratch() - the stream's workspace; ST_INVALID when it holds fewer than @bytes. */
+enum status stream_scratch(void **out, const struct stream *s, size_t bytes);
+
+#endif

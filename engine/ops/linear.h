@@ -1,0 +1,27 @@
+/*
+ * engine/ops/linear.h - the affine map, three GEMMs.
+ *
+ *     forward          y (T, N) = x (T, K) w (N, K)^T + bias (N)
+ *     backward_data    dx (T, K) = [dx +] dy (T, N) w (N, K)
+ *     backward_weight  dw (N, K) = [dw +] dy^T x,  dbias (N) = [dbias +] column sums of dy
+ *
+ * bias.data NULL: no bias. dw.data or dbias.data NULL: frozen. T = 0 zeroes (or keeps) gradients.
+ * CPU: cblas_sgemm; column sums in blocks of 32 rows, in row order.
+ */
+#ifndef ENGINE_OPS_LINEAR_H
+#define ENGINE_OPS_LINEAR_H
+
+#include "engine/ops/ops.h"
+
+C_BEGIN
+
+enum status linear_forward_cpu(struct stream *s, struct tensor y, struct tensor x, struct tensor w,
+                               struct tensor bias);
+enum status linear_backward_data_cpu(struct stream *s, struct tensor dx, struct tensor dy,
+                                     struct tensor w, bool add);
+enum status linear_backward_weight_cpu(struct stream *s, struct tensor dw, struct tensor dbias,
+                                       struct tensor dy, struct tensor x, bool add);
+
+C_END
+
+#endif

@@ -1,0 +1,271 @@
+/*
+ * engine/ops/ops.h - what a device computes: whole tensor operations.
+ *
+ * Each op has a front, op_NAME(), that checks shapes, dtypes and aliasing once and calls the
+ * device's table. The backends get checked arguments. An op is enqueued on a stream and returns; it
+ * never allocates, synchronises or logs. Formulas and sources stand in the op's own header:
+ *
+ *     embedding.h  norm.h  linear.h  gelu.h  attention.h  span.h  adamw.h  reduce.h
+ *
+ * Shape letters: T rows (tokens), C channels, H heads, D = C / H, F feed-forward, B sequences.
+ * Activations and weights have the device's param_dtype; weight gradients, statistics, logits and
+ * optimizer state are fp32. "add" of a gradient output: false overwrites it (the first writer of a
+ * step), true adds to it. Gradient outputs may have data == NULL: frozen, not computed.
+ *
+ * Determinism: every reduction has a fixed order, so equal inputs give equal bits, on any rank and
+ * whatever else runs. Rows of no sequence (padding of the length class) get zeros where an output
+ * row is written, and contribute zeros to gradients.
+ */
+#ifndef ENGINE_OPS_OPS_H
+#define ENGINE_OPS_OPS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "engine/base/tensor.h"
+#include "engine/device/device.h"
+#include "engine/ops/step.h"
+
+C_BEGIN
+
+/*
+ * A packed batch on the device. Sequence b has the query rows [cu_seqlens[b], cu_seqlens[b + 1])
+ * and the first kv_len[b] of them as keys (fewer than its rows only in padded batches). Sequences
+ * may be empty. Rows from cu_seqlens[count] on belong to no sequence: token -1, row_sequence -1.
+ */
+struct sequences {
+    int64_t rows;       /* T of all (T, ...) tensors */
+    int32_t count;      /* B; empty sequences included */
+    int32_t max_length; /* no sequence has more rows than this */
+    int32_t positions;  /* P: rows of the position table; stride of attention dropout elements */
+    const int32_t *cu_seqlens;   /* [B + 1] */
+    const int32_t *kv_len;       /* [B] */
+    const int32_t *sample;       /* [B] global sample, dropout counter */
+    const int32_t *token;        /* [T], -1 on rows of no sequence */
+    const int32_t *token_type;   /* [T] */
+    const int32_t *row_sequence; /* [T], -1 on rows of no sequence */
+    const int32_t *token_order; /* [T] rows sorted by (token, row); rows with token -1 come first */
+    const int32_t *start, *end; /* [B] labels, row within the sequence */
+};
+
+/* position of a row = row - cu_seqlens[row_sequence[row]] */
+
+/*
+ * Inverted dropout as engine/base/rng.h says: counter (step, layer << 8 | site, sample, element/8),
+ * scaled by 1 / (1 - p). element = position * C + c for rows, and (h * P + i) * P + j for
+ * attention. Not applied when state->host.training is 0 or p is 0.
+ */
+struct dropout {
+    float p;
+    uint32_t layer_site;            /* layer << 8 | site */
+    const struct step_state *state; /* device memory */
+};
+
+enum dropout_site {
+    SITE_EMBEDDING,
+    SITE_ATTENTION,
+    SITE_ATTENTION_OUTPUT,
+    SITE_FFN_OUTPUT,
+    SITE_HEAD
+};
+
+/* A range of a shard with one treatment; ranges ascend and cover the shard. */
+struct adam_range {
+    int64_t first, count; /* elements of the shard */
+    bool decay, frozen;
+};
+
+enum { ADAM_MAX_RANGES = 16 };
+
+/* The largest sizes any op on this stream will see; for workspace_bytes(). */
+struct op_limits {
+    int64_t rows, channels, ffn, heads, sequences, max_length, vocab_rows;
+    int world_size;
+};
+
+struct ops {
+    const char *name;
+
+    /* Scratch bytes that the ops below need in stream->workspace. */
+    size_t (*workspace_bytes)(const struct device *device, const struct op_limits *limits);
+
+    /* out (T, C): rows whose token lies in [first_row, first_row + rows of table) become that table
+     * row; @set also zeroes the rows of no sequence (the first part of a split table). */
+    enum status (*embedding_forward)(struct stream *s, struct tensor out, struct tensor table,
+                                     const struct sequences *q, int64_t first_row, bool set);
+    /* dtable (rows, C) fp32 */
+    enum status (*embedding_backward)(struct stream *s, struct tensor dtable, struct tensor dout,
+                                      const struct sequences *q, int64_t first_row, bool add);
+
+    /* z = x + position[row] + type[token_type]; out = dropout(norm(z)); stats (2, T) fp32: mean,
+     * 1 / standard deviation. */
+    enum status (*embedding_norm_forward)(struct stream *s, struct tensor out, struct tensor z,
+                                          struct tensor stats, struct tensor x,
+                                          struct tensor position, struct tensor type,
+                                          struct tensor gamma, struct tensor beta,
+                                          const struct sequences *q, float eps,
+                                          struct dropout drop);
+    /* dx (T, C) = gradient of z; may be dout itself. */
+    enum status (*embedding_norm_backward)(struct stream *s, struct tensor dx,
+                                           struct tensor dposition, struct tensor dtype_table,
+                                           struct tensor dgamma, struct tensor dbeta,
+                                           struct tensor dout, struct tensor z, struct tensor stats,
+                                           struct tensor gamma, const struct sequences *q,
+                                           struct dropout drop, bool add);
+
+    /* z = x + dropout(y); out = norm(z). z may be y itself. */
+    enum status (*residual_norm_forward)(struct stream *s, struct tensor out, struct tensor z,
+                                         struct tensor stats, struct tensor x, struct tensor y,
+                                         struct tensor gamma, struct tensor beta,
+                                         const struct sequences *q, float eps, struct dropout drop);
+    /* dx = gradient of z (goes to x); dy = dropout mask times it. dx may be dout itself; dy may not
+     * be dx unless drop.p is 0. */
+    enum status (*residual_norm_backward)(struct stream *s, struct tensor dx, struct tensor dy,
+                                          struct tensor dgamma, struct tensor dbeta,
+                                          struct tensor dout, struct tensor z, struct tensor stats,
+                                          struct tensor gamma, const struct sequences *q,
+                                          struct dropout drop, bool add);
+
+    /* y (T, N) = x (T, K) w (N, K)^T + bias (N); bias.data may be NULL. */
+    enum status (*linear_forward)(struct stream *s, struct tensor y, struct tensor x,
+                                  struct tensor w, struct tensor bias);
+    /* dx (T, K) = (add ? dx : 0) + dy (T, N) w (N, K) */
+    enum status (*linear_backward_data)(struct stream *s, struct tensor dx, struct tensor dy,
+                                        struct tensor w, bool add);
+    /* dw (N, K) = (add ? dw : 0) + dy^T x; dbias (N) = (add ? dbias : 0) + column sums of dy */
+    enum status (*linear_backward_weight)(struct stream *s, struct tensor dw, struct tensor dbias,
+                                          struct tensor dy, struct tensor x, bool add);
+
+    /* out = pre * Phi(pre), Phi by erf. */
+    enum status (*gelu_forward)(struct stream *s, struct tensor out, struct tensor pre);
+    /* dpre = dout * gelu'(pre); dpre may be dout. */
+    enum status (*gelu_backward)(struct stream *s, struct tensor dpre, struct tensor dout,
+                                 struct tensor pre);
+
+    /* qkv (T, 3C): query, key, value of a row side by side, heads side by side in each. out (T, C)
+     * = dropout(softmax(q k^T / sqrt(D))) v per sequence and head; lse (H, T) fp32, log-sum-exp. */
+    enum status (*attention_forward)(struct stream *s, struct tensor out, struct tensor lse,
+                                     struct tensor qkv, const struct sequences *q, int heads,
+                                     struct dropout drop);
+    enum status (*attention_backward)(struct stream *s, struct tensor dqkv, struct tensor dout,
+                                      struct tensor out, struct tensor lse, struct tensor qkv,
+                                      const struct sequences *q, int heads, struct dropout drop);
+
+    /* logits (T, 2) fp32 = x w^T + bias, w (2, C), bias (2). */
+    enum status (*span_logits_forward)(struct stream *s, struct tensor logits, struct tensor x,
+                                       struct tensor w, struct tensor bias,
+                                       const struct sequences *q);
+    /* dx (T, C), dw (2, C), dbias (2) */
+    enum status (*span_logits_backward)(struct stream *s, struct tensor dx, struct tensor dw,
+                                        struct tensor dbias, struct tensor dlogits, struct tensor x,
+                                        struct tensor w, const struct sequences *q, bool add);
+    /* Per sequence: mean of the two cross-entropies (start, end) over its rows. Adds the sum over
+     * sequences, in their order, and their count to @report; empty sequences do not count.
+     * dlogits (T, 2) = inv_count / 2 * (softmax - one-hot), zero on other rows; data NULL: evaluation. */
+    enum status (*span_loss)(struct stream *s, struct tensor dlogits, struct step_report *report,
+                             struct tensor logits, const struct sequences *q,
+                             const struct step_state *state);
+
+    /* out = (add ? out : 0) + in, fp32 (n) */
+    enum status (*accumulate)(struct stream *s, struct tensor out, struct tensor in, bool add);
+    /* out bf16 or fp32 = in fp32, round to nearest even */
+    enum status (*cast)(struct stream *s, struct tensor out, struct tensor in);
+    /* report->squared_norm += sum of g^2 over n >= 0 elements, report->finite &= all finite. */
+    enum status (*squared_norm)(struct stream *s, struct step_report *report, struct tensor g);
+
+    /* Empty the report and put the host's part of @state in it. */
+    enum status (*report_begin)(struct stream *s, struct step_report *report,
+                                const struct step_state *state);
+    /* Sum @world_size reports in rank order into the second part of @state. */
+    enum status (*agree)(struct stream *s, struct step_state *state,
+                         const struct step_report *reports, int world_size,
+                         const struct optim_hyper *hyper);
+    /* One shard: master, m, v (n) fp32; param (n) compute dtype, or NULL data when master is what
+     * FORWARD reads; grad (n) fp32, scaled by state->clip; nothing is written when state->skip. */
+    enum status (*adamw)(struct stream *s, struct tensor param, struct tensor master,
+                         struct tensor m, struct tensor v, struct tensor grad,
+                         const struct adam_range *ranges, int range_count,
+                         const struct step_state *state, const struct optim_hyper *hyper);
+};
+
+extern const struct ops ops_cpu;
+extern const struct ops ops_cuda; /* CUDA builds only */
+
+/* The fronts: one a table entry, same arguments. */
+size_t op_workspace_bytes(const struct device *device, const struct op_limits *limits);
+MUST_CHECK enum status op_embedding_forward(struct stream *s, struct tensor out,
+                                            struct tensor table, const struct sequences *q,
+                                            int64_t first_row, bool set);
+MUST_CHECK enum status op_embedding_backward(struct stream *s, struct tensor dtable,
+                                             struct tensor dout, const struct sequences *q,
+                                             int64_t first_row, bool add);
+MUST_CHECK enum status op_embedding_norm_forward(struct stream *s, struct tensor out,
+                                                 struct tensor z, struct tensor stats,
+                                                 struct tensor x, struct tensor position,
+                                                 struct tensor type, struct tensor gamma,
+                                                 struct tensor beta, const struct sequences *q,
+                                                 float eps, struct dropout drop);
+MUST_CHECK enum status op_embedding_norm_backward(struct stream *s, struct tensor dx,
+                                                  struct tensor dposition,
+                                                  struct tensor dtype_table, struct tensor dgamma,
+                                                  struct tensor dbeta, struct tensor dout,
+                                                  struct tensor z, struct tensor stats,
+                                                  struct tensor gamma, const struct sequences *q,
+                                                  struct dropout drop, bool add);
+MUST_CHECK enum status
+op_residual_norm_forward(struct stream *s, struct tensor out, struct tensor z, struct tensor stats,
+                         struct tensor x, struct tensor y, struct tensor gamma, struct tensor beta,
+                         const struct sequences *q, float eps, struct dropout drop);
+MUST_CHECK enum status op_residual_norm_backward(struct stream *s, struct tensor dx,
+                                                 struct tensor dy, struct tensor dgamma,
+                                                 struct tensor dbeta, struct tensor dout,
+                                                 struct tensor z, struct tensor stats,
+                                                 struct tensor gamma, const struct sequences *q,
+                                                 struct dropout drop, bool add);
+MUST_CHECK enum status op_linear_forward(struct stream *s, struct tensor y, struct tensor x,
+                                         struct tensor w, struct tensor bias);
+MUST_CHECK enum status op_linear_backward_data(struct stream *s, struct tensor dx, struct tensor dy,
+                                               struct tensor w, bool add);
+MUST_CHECK enum status op_linear_backward_weight(struct stream *s, struct tensor dw,
+                                                 struct tensor dbias, struct tensor dy,
+                                                 struct tensor x, bool add);
+MUST_CHECK enum status op_gelu_forward(struct stream *s, struct tensor out, struct tensor pre);
+MUST_CHECK enum status op_gelu_backward(struct stream *s, struct tensor dpre, struct tensor dout,
+                                        struct tensor pre);
+MUST_CHECK enum status op_attention_forward(struct stream *s, struct tensor out, struct tensor lse,
+                                            struct tensor qkv, const struct sequences *q, int heads,
+                                            struct dropout drop);
+MUST_CHECK enum status op_attention_backward(struct stream *s, struct tensor dqkv,
+                                             struct tensor dout, struct tensor out,
+                                             struct tensor lse, struct tensor qkv,
+                                             const struct sequences *q, int heads,
+                                             struct dropout drop);
+MUST_CHECK enum status op_span_logits_forward(struct stream *s, struct tensor logits,
+                                              struct tensor x, struct tensor w, struct tensor bias,
+                                              const struct sequences *q);
+MUST_CHECK enum status op_span_logits_backward(struct stream *s, struct tensor dx, struct tensor dw,
+                                               struct tensor dbias, struct tensor dlogits,
+                                               struct tensor x, struct tensor w,
+                                               const struct sequences *q, bool add);
+MUST_CHECK enum status op_span_loss(struct stream *s, struct tensor dlogits,
+                                    struct step_report *report, struct tensor logits,
+                                    const struct sequences *q, const struct step_state *state);
+MUST_CHECK enum status op_accumulate(struct stream *s, struct tensor out, struct tensor in,
+                                     bool add);
+MUST_CHECK enum status op_cast(struct stream *s, struct tensor out, struct tensor in);
+MUST_CHECK enum status op_squared_norm(struct stream *s, struct step_report *report,
+                                       struct tensor g);
+MUST_CHECK enum status op_report_begin(struct stream *s, struct step_report *report,
+                                       const struct step_state *state);
+MUST_CHECK enum status op_agree(struct stream *s, struct step_state *state,
+                                const struct step_report *reports, int world_size,
+                                const struct optim_hyper *hyper);
+MUST_CHECK enum status op_adamw(struct stream *s, struct tensor param, struct tensor master,
+                                struct tensor m, struct tensor v, struct tensor grad,
+                                const struct adam_range *ranges, int range_count,
+                                const struct step_state *state, const struct optim_hyper *hyper);
+
+C_END
+
+#endif

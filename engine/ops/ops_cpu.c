@@ -1,0 +1,45 @@
+#include "engine/ops/adamw.h"
+#include "engine/ops/attention.h"
+#include "engine/ops/embedding.h"
+#include "engine/ops/gelu.h"
+#include "engine/ops/linear.h"
+#include "engine/ops/norm.h"
+#include "engine/ops/ops.h"
+#include "engine/ops/reduce.h"
+#include "engine/ops/span.h"
+
+static size_t workspace_bytes_cpu(const struct device *device, const struct op_limits *limits)
+{
+    (void)device;
+    size_t bytes = attention_workspace_bytes_cpu(limits);
+    size_t norm = norm_workspace_bytes_cpu(limits), span = span_workspace_bytes_cpu(limits);
+    bytes = norm > bytes ? norm : bytes;
+    return span > bytes ? span : bytes;
+}
+
+const struct ops ops_cpu = {
+    .name = "cpu",
+    .workspace_bytes = workspace_bytes_cpu,
+    .embedding_forward = embedding_forward_cpu,
+    .embedding_backward = embedding_backward_cpu,
+    .embedding_norm_forward = embedding_norm_forward_cpu,
+    .embedding_norm_backward = embedding_norm_backward_cpu,
+    .residual_norm_forward = residual_norm_forward_cpu,
+    .residual_norm_backward = residual_norm_backward_cpu,
+    .linear_forward = linear_forward_cpu,
+    .linear_backward_data = linear_backward_data_cpu,
+    .linear_backward_weight = linear_backward_weight_cpu,
+    .gelu_forward = gelu_forward_cpu,
+    .gelu_backward = gelu_backward_cpu,
+    .attention_forward = attention_forward_cpu,
+    .attention_backward = attention_backward_cpu,
+    .span_logits_forward = span_logits_forward_cpu,
+    .span_logits_backward = span_logits_backward_cpu,
+    .span_loss = span_loss_cpu,
+    .accumulate = accumulate_cpu,
+    .cast = cast_cpu,
+    .squared_norm = squared_norm_cpu,
+    .report_begin = report_begin_cpu,
+    .agree = agree_cpu,
+    .adamw = adamw_cpu,
+};

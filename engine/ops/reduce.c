@@ -1,0 +1,94 @@
+#include "engine/ops/reduce.h"
+
+#include <string.h>
+
+#include "engine/ops/lanes.h"
+
+CPU_CLONES static void add_loop(float *out, const float *in, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        out[i] += in[i];
+}
+
+enum status accumulate_cpu(struct stream *s, struct tensor out, struct tensor in, bool add)
+{
+    (void)s;
+    int64_t n = tensor_numel(out);
+    if (add)
+        add_loop(out.data, in.data, n);
+    else if (n > 0)
+        memcpy(out.data, in.data, (size_t)n * sizeof(float));
+    return ST_OK;
+}
+
+/* Round to nearest, ties to even; a NaN stays a (quiet) NaN. */
+CPU_CLONES static void bf16_loop(uint16_t *out, const float *in, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, in + i, sizeof bits);
+        uint32_t rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
+        uint32_t nan = (bits >> 16) | 0x40u;
+        out[i] = (uint16_t)((bits & 0x7FFFFFFFu) > 0x7F800000u ? nan : rounded);
+    }
+}
+
+enum status cast_cpu(struct stream *s, struct tensor out, struct tensor in)
+{
+    (void)s;
+    int64_t n = tensor_numel(in);
+    if (out.dtype == DTYPE_BF16)
+        bf16_loop(out.data, in.data, n);
+    else if (n > 0)
+        memcpy(out.data, in.data, (size_t)n * sizeof(float));
+    return ST_OK;
+}
+
+CPU_CLONES static double square_sum(const float *x, int64_t n)
+{
+    double a[4][LANES] = {{0}};
+    int64_t i = 0;
+    for (; i + LANES_BLOCK <= n; i += LANES_BLOCK)
+        for (int k = 0; k < 4; k++)
+            for (int l = 0; l < LANES; l++) {
+                double v = (double)x[i + k * LANES + l];
+                a[k][l] += v * v;
+            }
+    for (int l = 0; i < n; i++, l++)
+        a[l / LANES][l % LANES] += (double)x[i] * (double)x[i];
+    double v[LANES];
+    for (int l = 0; l < LANES; l++)
+        v[l] = (a[0][l] + a[1][l]) + (a[2][l] + a[3][l]);
+    return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
+}
+
+enum status squared_norm_cpu(struct stream *s, struct step_report *report, struct tensor g)
+{
+    (void)s;
+    /* Squares of finite floats cannot overflow a double sum, so the sum tells the whole story. */
+    double sum = square_sum(g.data, tensor_numel(g));
+    report->squared_norm += sum;
+    report->finite &= isfinite(sum) != 0;
+    return ST_OK;
+}
+
+enum status report_begin_cpu(struct stream *s, struct step_report *report,
+                             const struct step_state *state)
+{
+    (void)s;
+    memset(report, 0, sizeof *report);
+    report->tokens = state->host.tokens;
+    report->finite = 1;
+    report->stop = state->host.stop;
+    report->signal = state->host.signal;
+    report->step = (int32_t)state->host.step;
+    return ST_OK;
+}
+
+enum status agree_cpu(struct stream *s, struct step_state *state, const struct step_report *reports,
+                      int world_size, const struct optim_hyper *hyper)
+{
+    (void)s;
+    step_agree(state, reports, world_size, hyper);
+    return ST_OK;
+}

@@ -1,0 +1,167 @@
+/*
+ * engine/ops/reduce.cu - CUDA backend of reduce.h: sums, casts, and the one report a step.
+ *
+ * accumulate, cast   four elements a thread; bytes: each element once in and out
+ * squared_norm       squares in double; thread t of all takes quads t, t + threads, ...; the sums of
+ *                    a block, then of the blocks, are added in order. The number of blocks depends
+ *                    on n alone, so equal gradients give equal bits
+ * report, agree      one thread
+ */
+#include "engine/ops/reduce.h"
+
+#include "engine/ops/cuda_common.cuh"
+
+enum { REDUCE_THREADS = 256, REDUCE_QUADS = 4 /* at least, of a thread of squared_norm */ };
+
+template <typename E, int W, bool ADD>
+__global__ static void convert_kernel(E *out, const float *in, int64_t n)
+{
+    int64_t i = ((int64_t)blockIdx.x * REDUCE_THREADS + threadIdx.x) * 4;
+    float x[4], y[4];
+    if (i >= n)
+        return;
+    if (W == 4 && i + 4 <= n) {
+        load_pack<float, 4>(x, in + i);
+        if constexpr (ADD) {
+            load_pack<E, 4>(y, out + i);
+            for (int k = 0; k < 4; k++)
+                x[k] += y[k];
+        }
+        store_pack<E, 4>(out + i, x);
+        return;
+    }
+    for (int k = 0; k < 4 && i + k < n; k++)
+        out[i + k] = from_float<E>(in[i + k] + (ADD ? to_float(out[i + k]) : 0.0f));
+}
+
+template <typename E, bool ADD>
+static enum status convert(struct stream *s, E *out, const float *in, int64_t n)
+{
+    unsigned blocks = (unsigned)div_up(n, REDUCE_THREADS * 4);
+    if (n == 0)
+        return ST_OK;
+    if (packs_fit(0, 1, out, in))
+        convert_kernel<E, 4, ADD><<<blocks, REDUCE_THREADS, 0, stream_cuda(s)>>>(out, in, n);
+    else
+        convert_kernel<E, 1, ADD><<<blocks, REDUCE_THREADS, 0, stream_cuda(s)>>>(out, in, n);
+    return CUDA(cudaGetLastError());
+}
+
+/* ---- squared norm ---------------------------------------------------------------------------- */
+
+/* Sum over the block in thread 0: a butterfly a warp, then the warps in order. */
+__device__ static double norm_block(double x)
+{
+    __shared__ double part[REDUCE_THREADS / 32];
+    for (int step = 16; step > 0; step /= 2)
+        x += __shfl_xor_sync(0xFFFFFFFFu, x, step);
+    if (threadIdx.x % 32 == 0)
+        part[threadIdx.x / 32] = x;
+    __syncthreads();
+    x = part[0];
+    for (int i = 1; i < REDUCE_THREADS / 32; i++)
+        x += part[i];
+    return x;
+}
+
+__global__ static void squared_norm_kernel(double *partial, const float *g, int64_t n, bool packs)
+{
+    int64_t step = (int64_t)gridDim.x * REDUCE_THREADS * 4;
+    double sum = 0.0;
+    for (int64_t i = ((int64_t)blockIdx.x * REDUCE_THREADS + threadIdx.x) * 4; i < n; i += step) {
+        float x[4] = {0.0f};
+        if (packs && i + 4 <= n)
+            load_pack<float, 4>(x, g + i);
+        else
+            for (int k = 0; k < 4; k++)
+                x[k] = i + k < n ? g[i + k] : 0.0f;
+        for (int k = 0; k < 4; k++)
+            sum += (double)x[k] * (double)x[k];
+    }
+    sum = norm_block(sum);
+    if (threadIdx.x == 0)
+        partial[blockIdx.x] = sum;
+}
+
+/* Squares of finite floats cannot overflow a double sum, so the sum tells the whole story. */
+__global__ static void squared_norm_finish_kernel(struct step_report *report, const double *partial,
+                                                  int parts)
+{
+    double sum = 0.0;
+    for (int i = threadIdx.x; i < parts; i += REDUCE_THREADS)
+        sum += partial[i];
+    sum = norm_block(sum);
+    if (threadIdx.x == 0) {
+        report->squared_norm += sum;
+        report->finite &= isfinite(sum) ? 1 : 0;
+    }
+}
+
+/* ---- report and state ------------------------------------------------------------------------ */
+
+__global__ static void report_begin_kernel(struct step_report *report,
+                                           const struct step_state *state)
+{
+    struct step_report r = {};
+    r.tokens = state->host.tokens;
+    r.finite = 1;
+    r.stop = state->host.stop;
+    r.signal = state->host.signal;
+    r.step = (int32_t)state->host.step;
+    *report = r;
+}
+
+__global__ static void agree_kernel(struct step_state *state, const struct step_report *reports,
+                                    int world_size, struct optim_hyper hyper)
+{
+    step_agree(state, reports, world_size, &hyper);
+}
+
+/* ---- entries of the table -------------------------------------------------------------------- */
+
+enum status cuda_accumulate(struct stream *s, struct tensor out, struct tensor in, bool add)
+{
+    int64_t n = tensor_numel(out);
+    return add ? convert<float, true>(s, (float *)out.data, (const float *)in.data, n)
+               : convert<float, false>(s, (float *)out.data, (const float *)in.data, n);
+}
+
+enum status cuda_cast(struct stream *s, struct tensor out, struct tensor in)
+{
+    int64_t n = tensor_numel(in);
+    return out.dtype == DTYPE_BF16
+               ? convert<bf16, false>(s, (bf16 *)out.data, (const float *)in.data, n)
+               : convert<float, false>(s, (float *)out.data, (const float *)in.data, n);
+}
+
+enum status cuda_squared_norm(struct stream *s, struct step_report *report, struct tensor g)
+{
+    int64_t n = tensor_numel(g), blocks = div_up(n, REDUCE_THREADS * 4 * REDUCE_QUADS);
+    void *partial;
+    if (n == 0)
+        return ST_OK;
+    if (blocks > NORM_BLOCKS)
+        blocks = NORM_BLOCKS;
+    TRY(stream_scratch(&partial, s, (size_t)blocks * sizeof(double)));
+    squared_norm_kernel<<<(unsigned)blocks, REDUCE_THREADS, 0, stream_cuda(s)>>>(
+        (double *)partial, (const float *)g.data, n, packs_fit(0, 1, g.data));
+    TRY(CUDA(cudaGetLastError()));
+    squared_norm_finish_kernel<<<1, REDUCE_THREADS, 0, stream_cuda(s)>>>(
+        report, (const double *)partial, (int)blocks);
+    return CUDA(cudaGetLastError());
+}
+
+enum status cuda_report_begin(struct stream *s, struct step_report *report,
+                              const struct step_state *state)
+{
+    report_begin_kernel<<<1, 1, 0, stream_cuda(s)>>>(report, state);
+    return CUDA(cudaGetLastError());
+}
+
+enum status cuda_agree(struct stream *s, struct step_state *state,
+                       const struct step_report *reports, int world_size,
+                       const struct optim_hyper *hyper)
+{
+    agree_kernel<<<1, 1, 0, stream_cuda(s)>>>(state, reports, world_size, *hyper);
+    return CUDA(cudaGetLastError());
+}

@@ -1,0 +1,128 @@
+#include "engine/train/batch.h"
+
+#include <string.h>
+
+struct micro_arrays {
+    int32_t *cu_seqlens, *kv_len, *sample, *start, *end;      /* B (+ 1) */
+    int32_t *token, *token_type, *row_sequence, *token_order; /* T */
+};
+
+static void micro_bind(struct arena *a, struct micro_arrays *x, const struct batch_layout *l)
+{
+    ARENA_BIND(a, x->cu_seqlens, l->sequences + 1);
+    ARENA_BIND(a, x->kv_len, l->sequences);
+    ARENA_BIND(a, x->sample, l->sequences);
+    ARENA_BIND(a, x->start, l->sequences);
+    ARENA_BIND(a, x->end, l->sequences);
+    ARENA_BIND(a, x->token, l->rows);
+    ARENA_BIND(a, x->token_type, l->rows);
+    ARENA_BIND(a, x->row_sequence, l->rows);
+    ARENA_BIND(a, x->token_order, l->rows);
+}
+
+void batch_layout_init(struct batch_layout *l)
+{
+    struct arena measure = {0};
+    struct micro_arrays x;
+    micro_bind(&measure, &x, l);
+    l->micro_bytes = (size_t)round_up((int64_t)measure.used, ARENA_ALIGN);
+}
+
+static struct micro_arrays arrays_of(const struct batch_layout *l, void *block, int index)
+{
+    struct arena a = arena_over((char *)block + (size_t)index * l->micro_bytes, l->micro_bytes);
+    struct micro_arrays x;
+    micro_bind(&a, &x, l);
+    return x;
+}
+
+/* Rows by (token, row): a stable radix sort, eight bits a pass, of token + 1 (rows without come
+ * first). Four passes end where they began, in @order. */
+static void sort_rows(int32_t *order, int32_t *scratch, const int32_t *token, int64_t rows)
+{
+    int32_t *from = order, *to = scratch;
+    for (int64_t i = 0; i < rows; i++)
+        from[i] = (int32_t)i;
+    for (int shift = 0; shift < 32; shift += 8) {
+        int64_t first[257] = {0};
+        for (int64_t i = 0; i < rows; i++)
+            first[((uint32_t)(token[i] + 1) >> shift & 255) + 1]++;
+        for (int d = 0; d < 256; d++)
+            first[d + 1] += first[d];
+        for (int64_t i = 0; i < rows; i++)
+            to[first[(uint32_t)(token[from[i]] + 1) >> shift & 255]++] = from[i];
+        int32_t *kept = from;
+        from = to;
+        to = kept;
+    }
+}
+
+static int64_t rows_of(const struct batch_layout *l, const struct feature *f)
+{
+    return l->padded_length > 0 ? l->padded_length : f->token_count;
+}
+
+int64_t batch_rows(const struct batch_layout *l, const struct feature_set *set,
+                   const int32_t *features, int64_t count)
+{
+    int64_t rows = 0;
+    for (int64_t i = 0; i < count; i++)
+        rows += rows_of(l, &set->features[features[i]]);
+    return rows;
+}
+
+int64_t batch_fill(const struct batch_layout *l, void *block, int index,
+                   const struct feature_set *set, const int32_t *features, int64_t count,
+                   int32_t *scratch)
+{
+    struct micro_arrays x = arrays_of(l, block, index);
+    ASSERT(count <= l->sequences);
+    int64_t row = 0;
+    for (int64_t b = 0; b < l->sequences; b++) {
+        x.cu_seqlens[b] = (int32_t)row;
+        x.kv_len[b] = x.sample[b] = x.start[b] = x.end[b] = 0;
+        if (b >= count)
+            continue;
+        const struct feature *f = &set->features[features[b]];
+        int64_t rows = rows_of(l, f);
+        ASSERT(rows >= f->token_count && row + rows <= l->rows);
+        x.kv_len[b] = f->token_count;
+        x.sample[b] = features[b];
+        x.start[b] = f->start;
+        x.end[b] = f->end;
+        for (int64_t i = 0; i < rows; i++, row++) {
+            x.token[row] = i < f->token_count ? set->ids[f->first_token + i] : l->pad_id;
+            x.token_type[row] = i < f->token_count && i >= f->context_first ? l->sep_type : 0;
+            x.row_sequence[row] = (int32_t)b;
+        }
+    }
+    x.cu_seqlens[l->sequences] = (int32_t)row;
+    for (int64_t i = row; i < l->rows; i++) {
+        x.token[i] = x.row_sequence[i] = -1;
+        x.token_type[i] = 0;
+    }
+    /* Only rows in use are sorted in among themselves; the others, token -1, come first. */
+    sort_rows(x.token_order, scratch, x.token, l->rows);
+    return row;
+}
+
+struct sequences batch_view(const struct batch_layout *l, void *block, int index, int64_t rows)
+{
+    struct micro_arrays x = arrays_of(l, block, index);
+    return (struct sequences){
+        .rows = rows,
+        .count = (int32_t)l->sequences,
+        .max_length = l->max_length,
+        .positions = (int32_t)l->positions,
+        .cu_seqlens = x.cu_seqlens,
+        .kv_len = x.kv_len,
+        .sample = x.sample,
+        .token = x.token,
+        .token_type = x.token_type,
+        .row_sequence = x.row_sequence,
+        /* Rows behind T sort first, as all rows without a sequence do: skip them. */
+        .token_order = x.token_order + (l->rows - rows),
+        .start = x.start,
+        .end = x.end,
+    };
+}

@@ -1,0 +1,264 @@
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "engine/base/options.h"
+#include "engine/base/out.h"
+#include "engine/train/commands.h"
+#include "engine/train/evaluate.h"
+#include "engine/train/run.h"
+
+enum { STAGES = 4 };
+
+/* The plans of all stages for one configuration. */
+struct stage_plans {
+    struct plan plan[STAGES];
+    struct account account[STAGES];
+    int64_t rows, numel, units;
+    bool from_data;
+};
+
+/* The longest batches that the run will meet; 0 without data. */
+static enum status rows_of_data(const struct run_config *config, int world_size, int64_t *train,
+                                int64_t *eval)
+{
+    enum status st = ST_OK;
+    struct run_data data = {0};
+    struct sampler sampler = {0};
+    TRY_GOTO(st, out, run_data_load(&data, config, true));
+    TRY_GOTO(st, out,
+             sampler_init(&sampler, data.train.rows, data.train.count, world_size,
+                          (int)config->train.grad_accum, config->train.micro_batch,
+                          (uint64_t)config->train.seed));
+    *train =
+        sampler_max_tokens(&sampler, trainer_total_steps(config, data.train.count, world_size));
+    *eval = evaluator_max_rows(&data.eval, config->eval.micro_batch);
+out:
+    sampler_release(&sampler);
+    run_data_release(&data);
+    return st;
+}
+
+static enum status plan_stages(struct stage_plans *p, const struct run_config *config,
+                               const struct device *device, bool from_data)
+{
+    int64_t train_rows = 0, eval_rows = 0;
+    int world_size = (int)config->train.ranks;
+    if (from_data)
+        TRY(rows_of_data(config, world_size, &train_rows, &eval_rows));
+    p->from_data = from_data;
+    for (int stage = 0; stage < STAGES; stage++) {
+        struct setup setup;
+        struct run_config staged = *config;
+        /* A stage that cannot reduce once a step is planned as it would run. */
+        if (stage >= 2 && staged.train.reduce == REDUCE_PER_STEP)
+            staged.train.reduce = REDUCE_AUTO;
+        TRY(setup_init(&setup, &staged, device, world_size, stage, train_rows, eval_rows));
+        p->rows = setup.train_batch.rows;
+        p->numel = model_total_numel(&setup.model);
+        p->units = setup.model.unit_count;
+        enum status st = plan_build(&p->plan[stage], &p->account[stage], &setup.spec);
+        setup_release(&setup);
+        TRY(st);
+    }
+    return ST_OK;
+}
+
+static size_t packing_loss(const struct account *a)
+{
+    return a->arena_bytes - a->live_peak_bytes;
+}
+
+static void print_json(const struct stage_plans *p, const struct run_config *config)
+{
+    out("{\"world_size\":%" PRId64 ",\"micro_batch\":%" PRId64 ",\"grad_accum\":%" PRId64
+        ",\"rows\":%" PRId64 ",\"rows_from\":\"%s\",\"parameters\":%" PRId64 ",\"stages\":[",
+        config->train.ranks, config->train.micro_batch, config->train.grad_accum, p->rows,
+        p->from_data ? "data" : "micro_batch * max_length", p->numel);
+    for (int stage = 0; stage < STAGES; stage++) {
+        const struct account *a = &p->account[stage];
+        out("%s{\"zero_stage\":%d,\"bytes\":{", stage > 0 ? "," : "", stage);
+        for (int c = 0; c < CATEGORY_COUNT; c++)
+            out("\"%s\":%zu,", category_name((enum category)c), a->at_peak[c]);
+        out("\"packing_loss\":%zu},\"own_max\":{", packing_loss(a));
+        for (int c = 0; c < CATEGORY_COUNT; c++)
+            out("%s\"%s\":%zu", c > 0 ? "," : "", category_name((enum category)c), a->own_max[c]);
+        out("},\"live_peak\":%zu,\"total\":%zu}", a->live_peak_bytes, a->arena_bytes);
+    }
+    out("]}\n");
+}
+
+static void print_row(const char *name, const struct stage_plans *p,
+                      size_t (*bytes)(const struct account *a, int category), int category)
+{
+    out("%-16s", name);
+    for (int stage = 0; stage < STAGES; stage++)
+        out("%16zu", bytes(&p->account[stage], category));
+    out("\n");
+}
+
+static size_t bytes_at_peak(const struct account *a, int category)
+{
+    return a->at_peak[category];
+}
+
+static size_t bytes_of_packing(const struct account *a, int category)
+{
+    (void)category;
+    return packing_loss(a);
+}
+
+static size_t bytes_in_all(const struct account *a, int category)
+{
+    (void)category;
+    return a->arena_bytes;
+}
+
+static void print_table(const struct stage_plans *p, const struct run_config *config)
+{
+    out("Bytes a rank on %" PRId64 " ranks, at the instant of the peak.\n"
+        "%.1f M parameters in %" PRId64 " units; micro-batches of %" PRId64 " rows (%s).\n\n",
+        config->train.ranks, (double)p->numel * 1e-6, p->units, p->rows,
+        p->from_data ? "the largest of this run's data"
+                     : "micro_batch * max_length; --data plans for the real ones");
+    out("%-16s%16s%16s%16s%16s\n", "zero stage", "0", "1", "2", "3");
+    for (int c = 0; c < CATEGORY_COUNT; c++)
+        print_row(category_name((enum category)c), p, bytes_at_peak, c);
+    print_row("packing_loss", p, bytes_of_packing, 0);
+    print_row("total", p, bytes_in_all, 0);
+    out("%-16s", "of stage 0");
+    for (int stage = 0; stage < STAGES; stage++)
+        out("%15.1f%%",
+            100.0 * (double)p->account[stage].arena_bytes / (double)p->account[0].arena_bytes);
+    out("\n");
+    if (p->account[1].arena_bytes == p->account[2].arena_bytes)
+        out("\nStages 1 and 2 need the same here: the whole gradient of a unit ends with its "
+            "reduction\nat stage 1 too, unless gradients are accumulated over micro-batches.\n");
+}
+
+static void print_operands(const struct instr *in, enum access access)
+{
+    for (int k = 0; k < in->operand_count; k++)
+        if (in->operands[k].access & access)
+            out(" b%d", in->operands[k].buffer);
+}
+
+static void print_ended(const struct program *p, int index)
+{
+    for (int i = 0; i < p->buffer_count; i++)
+        if (!p->buffers[i].persistent && p->buffers[i].first >= 0 && p->buffers[i].last == index)
+            out(" b%d", i);
+}
+
+static void print_program(const struct program *p)
+{
+    static const char *const kinds[PROGRAM_KINDS] = {"step", "prologue", "flush", "evaluate"};
+    out("\n%s: %d instructions, %d buffers (b0 to b%d in all programs)\n", kinds[p->kind],
+        p->instr_count, p->buffer_count, p->shared_count - 1);
+    for (int i = 0; i < p->instr_count; i++) {
+        const struct instr *in = &p->instrs[i];
+        size_t bytes[CATEGORY_COUNT];
+        out("%5d %-8s %-10s", i, program_stream_name(in->stream), program_op_name(in->op));
+        if (in->unit >= 0)
+            out(" unit %-3d", in->unit);
+        if (in->micro_batch >= 0)
+            out(" micro %-2d", in->micro_batch);
+        out("%s%s  reads", in->flags & FLAG_ADD ? " add" : "",
+            in->flags & FLAG_GRADIENT ? " gradient" : "");
+        print_operands(in, ACCESS_READ);
+        out("  writes");
+        print_operands(in, ACCESS_WRITE);
+        out("  after");
+        for (int s = 0; s < PROGRAM_STREAMS; s++)
+            if (in->wait[s] >= 0)
+                out(" %d", in->wait[s]);
+        out("  ends");
+        print_ended(p, i);
+        out("  live %zu\n", account_live(p, i, bytes));
+    }
+}
+
+static enum status plan(const struct run_config *config, bool json, bool show_program,
+                        bool from_data)
+{
+    enum status st = ST_OK;
+    struct device *device = NULL;
+    struct stage_plans *plans = NULL;
+    TRY_GOTO(st, out, mem_alloc(&plans, sizeof *plans));
+    TRY_GOTO(st, out,
+             device_open(&device, DEVICE_CPU, config->train.precision, 0,
+                         run_threads(config, (int)config->train.ranks)));
+    TRY_GOTO(st, out, plan_stages(plans, config, device, from_data));
+    if (json)
+        print_json(plans, config);
+    else
+        print_table(plans, config);
+    for (int k = 0; show_program && !json && k < PROGRAM_KINDS; k++)
+        print_program(&plans->plan[config->train.zero_stage].programs[k]);
+out:
+    for (int stage = 0; plans != NULL && stage < STAGES; stage++)
+        plan_release(&plans->plan[stage]);
+    mem_free(&plans);
+    device_close(&device);
+    return st;
+}
+
+enum status cmd_plan(int argc, char **argv)
+{
+    const char *path = NULL, *ranks = NULL, *stage = NULL;
+    struct option_list sets = {.count = 0};
+    bool json = false, show_program = false, from_data = false, help_shown = false;
+    const struct option options[] = {
+        {.name = "config",
+         .kind = OPTION_TEXT,
+         .value = &path,
+         .metavar = "FILE",
+         .help = "run configuration (YAML); without it, the defaults: BERT-base"},
+        {.name = "ranks",
+         .kind = OPTION_TEXT,
+         .value = &ranks,
+         .metavar = "N",
+         .help = "ranks that train together"},
+        {.name = "zero-stage",
+         .kind = OPTION_TEXT,
+         .value = &stage,
+         .metavar = "0..3",
+         .help = "the stage whose program --show-program prints"},
+        {.name = "data",
+         .kind = OPTION_FLAG,
+         .value = &from_data,
+         .help = "read the data and plan for its longest batch, as training does"},
+        {.name = "json", .kind = OPTION_FLAG, .value = &json, .help = "print JSON"},
+        {.name = "show-program",
+         .kind = OPTION_FLAG,
+         .value = &show_program,
+         .help = "print the instructions and live bytes of the programs too"},
+        {.name = "set",
+         .kind = OPTION_LIST,
+         .value = &sets,
+         .metavar = "KEY=VALUE",
+         .help = "override a key of the configuration; repeatable"},
+    };
+    const struct command command = {
+        .name = "plan",
+        .summary = "Predict the memory of a run, to the byte, at every zero stage.",
+        .options = options,
+        .option_count = sizeof options / sizeof *options,
+    };
+    struct run_config config;
+    char assignment[256];
+    TRY(options_parse(&command, argc, argv, &help_shown));
+    if (help_shown)
+        return ST_OK;
+    TRY(config_load(&config, path, sets.items, sets.count));
+    if (ranks != NULL) {
+        snprintf(assignment, sizeof assignment, "train.ranks=%s", ranks);
+        TRY(config_set(&config, assignment, "--ranks"));
+    }
+    if (stage != NULL) {
+        snprintf(assignment, sizeof assignment, "train.zero_stage=%s", stage);
+        TRY(config_set(&config, assignment, "--zero-stage"));
+    }
+    TRY(config_check(&config));
+    return plan(&config, json, show_program, from_data);
+}

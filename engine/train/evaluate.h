@@ -1,0 +1,47 @@
+/*
+ * engine/train/evaluate.h - validation loss, EM and F1, over all ranks.
+ *
+ * Batches are formed from the order of the windows: batch j is windows [j * B, (j + 1) * B). Rank r
+ * computes batches r, r + N, ... in rounds; in the last round some ranks have none and compute zero
+ * rows. The logits of a round are collected on all ranks, so that the result does not depend on the
+ * number of ranks; rank 0 turns them into answers.
+ */
+#ifndef ENGINE_TRAIN_EVALUATE_H
+#define ENGINE_TRAIN_EVALUATE_H
+
+#include "engine/train/metrics.h"
+#include "engine/train/trainer.h"
+
+C_BEGIN
+
+struct evaluator;
+struct answers;
+
+MUST_CHECK enum status evaluator_open(struct evaluator **out, struct trainer *t);
+void evaluator_close(struct evaluator **e, struct trainer *t);
+
+/**
+ * evaluator_run() - evaluate the weights as they are; between FLUSH and PROLOGUE.
+ * @split: which questions; the first @examples of them.
+ * @output_dir: where rank 0 writes predictions.json, nbest.json and null_odds.json; NULL: nowhere.
+ * @result: loss is set on all ranks, the score on rank 0 only.
+ */
+MUST_CHECK enum status evaluator_run(struct evaluator *e, struct trainer *t,
+                                     const struct split *split, int64_t examples,
+                                     const char *output_dir, struct evaluation *result);
+
+/**
+ * evaluator_answers() - the first half of evaluator_run(): run the model, collect the answers.
+ * @answers: zero-initialised; filled in and finished on rank 0; the caller releases it.
+ * @result: loss and windows, on all ranks.
+ */
+MUST_CHECK enum status evaluator_answers(struct evaluator *e, struct trainer *t,
+                                         const struct split *split, int64_t examples,
+                                         struct answers *answers, struct evaluation *result);
+
+/** evaluator_max_rows() - rows of the largest batch of a split, in batches of @micro_batch. */
+int64_t evaluator_max_rows(const struct split *split, int64_t micro_batch);
+
+C_END
+
+#endif

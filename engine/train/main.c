@@ -1,0 +1,106 @@
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "engine/base/log.h"
+#include "engine/base/out.h"
+#include "engine/device/device.h"
+#include "engine/train/commands.h"
+#include "engine/train/interrupt.h"
+
+#define TESSERA_VERSION "0.1.0"
+
+enum { EXIT_FAILED = 1, EXIT_USAGE = 2, EXIT_SIGNAL = 128 };
+
+struct entry {
+    const char *name;
+    enum status (*run)(int argc, char **argv);
+    const char *summary;
+};
+
+static const struct entry entries[] = {
+    {"train", cmd_train, "fine-tune a model for question answering, and evaluate it"},
+    {"predict", cmd_predict, "answer a question from a text"},
+    {"score", cmd_score, "exact match and F1 of a predictions file"},
+    {"plan", cmd_plan, "predict the memory of a run at every zero stage"},
+    {"features", cmd_features, "the windows of a SQuAD file"},
+    {"tokenize", cmd_tokenize, "WordPiece tokens of lines of text"},
+    {"config", cmd_config, "print or document the configuration"},
+};
+
+enum { ENTRIES = sizeof entries / sizeof *entries };
+
+static void help(void)
+{
+    out("Tessera trains transformers whose parameters, gradients and optimizer states are\n"
+        "partitioned across ranks (ZeRO stages 0-3).\n\nUsage: tessera COMMAND [OPTION]...\n\n");
+    for (int i = 0; i < ENTRIES; i++)
+        out("  %-10s %s\n", entries[i].name, entries[i].summary);
+    out("\n  --version  what is built in\n  --help     this text; tessera COMMAND --help for each "
+        "command\n");
+}
+
+static enum status version(void)
+{
+    struct device *device = NULL;
+    TRY(device_open(&device, DEVICE_CPU, PRECISION_FP32, 0, 1));
+    out("tessera " TESSERA_VERSION "\ncpu: %s\ncomm: local%s\ncuda: %s\n", device->name,
+#ifdef TESSERA_CUDA
+        ", nccl", "built in"
+#else
+        "", "not built in"
+#endif
+    );
+    device_close(&device);
+    return ST_OK;
+}
+
+static enum status dispatch(int argc, char **argv)
+{
+    if (argc < 2) {
+        help();
+        return FAIL(INVALID, "no command is given");
+    }
+    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 ||
+        strcmp(argv[1], "help") == 0) {
+        help();
+        return ST_OK;
+    }
+    if (strcmp(argv[1], "--version") == 0)
+        return version();
+    for (int i = 0; i < ENTRIES; i++)
+        if (strcmp(argv[1], entries[i].name) == 0)
+            return entries[i].run(argc - 1, argv + 1);
+    return FAIL(INVALID, "unknown command \"%s\"; tessera --help lists them", argv[1]);
+}
+
+/* People want the cause; where it came from in the code is for those who ask. */
+static void report(enum status st)
+{
+    char line[4096];
+    snprintf(line, sizeof line, "%s", status_message());
+    char *trace = strstr(line, "\n  from ");
+    if (trace != NULL)
+        *trace = '\0';
+    if (st == ST_INTERRUPTED)
+        log_warn("tessera", "%s", line);
+    else
+        log_error("tessera", "%s", line);
+    log_debug("tessera", "%s %s", status_name(st), status_message());
+}
+
+int main(int argc, char **argv)
+{
+    /* A full disk and a closed pipe are errors of the write, not the end of the process. */
+    signal(SIGXFSZ, SIG_IGN);
+    signal(SIGPIPE, SIG_IGN);
+    enum status st = dispatch(argc, argv);
+    if (st == ST_OK)
+        st = out_flush();
+    if (st == ST_OK)
+        return 0;
+    report(st);
+    if (st == ST_INTERRUPTED)
+        return EXIT_SIGNAL + *interrupt_flag();
+    return st == ST_INVALID ? EXIT_USAGE : EXIT_FAILED;
+}

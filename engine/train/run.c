@@ -1,0 +1,138 @@
+#include "engine/train/run.h"
+
+#include <inttypes.h>
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "engine/base/log.h"
+
+static int core_count(void)
+{
+    cpu_set_t set;
+    return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
+int run_threads(const struct run_config *config, int local_ranks)
+{
+    if (config->train.threads > 0)
+        return (int)config->train.threads;
+    int share = core_count() / local_ranks;
+    return share > 1 ? share : 1;
+}
+
+static void describe(const struct trainer *t)
+{
+    const struct run_config *c = t->config;
+    const struct batch_layout *l = &t->setup.train_batch;
+    enum reduce_policy reduce = program_reduce_policy(c->train.reduce, (int)c->train.zero_stage);
+    log_info("run", "%s  %.1f M parameters in %d units  dtype %s  comm %s", t->setup.model.family,
+             (double)model_total_numel(&t->setup.model) * 1e-6, t->setup.model.unit_count,
+             dtype_name(t->device->param_dtype), t->comm->ops->name);
+    log_info("run",
+             "zero stage %" PRId64 "  reduce %s  prefetch %" PRId64
+             "  overlap %s  recompute %s  %s",
+             c->train.zero_stage, reduce == REDUCE_PER_STEP ? "per step" : "per micro-batch",
+             c->train.prefetch, c->train.overlap ? "on" : "off",
+             c->train.recompute == RECOMPUTE_BLOCK ? "blocks" : "off",
+             c->data.padded ? "padded batches" : "packed batches");
+    if (t->total_steps > 0)
+        log_info("run",
+                 "batch: micro_batch %" PRId64 " x grad_accum %" PRId64
+                 " x ranks %d = global_batch %" PRId64 "; %" PRId64 " windows of %" PRId64
+                 " questions, %" PRId64 " steps an epoch, %" PRId64 " steps; %" PRId64
+                 " rows a micro-batch",
+                 c->train.micro_batch, c->train.grad_accum, t->comm->world_size,
+                 t->sampler.global_batch, t->data->train.count, t->data->train.examples,
+                 t->sampler.steps_per_epoch, t->total_steps, l->rows);
+    log_info("run", "memory: %.1f MiB a rank (%.1f MiB live at the peak)",
+             (double)t->account.arena_bytes / 1048576.0,
+             (double)t->account.live_peak_bytes / 1048576.0);
+}
+
+enum { WHERE_BYTES = 512 };
+
+/* What users print by hand today: who runs where, and what is really on. All ranks call it. */
+static enum status banner(const struct trainer *t)
+{
+    enum status st = ST_OK;
+    char mine[WHERE_BYTES], host[256] = "?", *all = NULL;
+    int world = t->comm->world_size;
+    gethostname(host, sizeof host - 1);
+    snprintf(mine, sizeof mine, "host %s  pid %d  %s  %d of %d cores", host, (int)getpid(),
+             t->device->name, t->device->threads, core_count());
+    TRY(mem_alloc(&all, (size_t)world * WHERE_BYTES));
+    TRY_GOTO(st, out, comm_exchange(t->comm, all, mine, WHERE_BYTES));
+    for (int r = 0; r < world; r++)
+        log_info("run", "rank %d of %d  %s", r, world, all + (size_t)r * WHERE_BYTES);
+    describe(t);
+out:
+    mem_free(&all);
+    return st;
+}
+static enum status finish(struct trainer *t, enum status st)
+{
+    char ended[64];
+    char cause[4096];
+    if (t->metrics == NULL || (st != ST_OK && st != ST_INTERRUPTED))
+        return st;
+    snprintf(cause, sizeof cause, "%s", status_message());
+    snprintf(ended, sizeof ended, "%s",
+             st == ST_INTERRUPTED   ? "signal"
+             : t->stop & STOP_EARLY ? "early stop"
+                                    : "complete");
+    enum status written =
+        metrics_finish(t->metrics, &t->account, t->comm->world_size, t->device->name, ended);
+    if (written != ST_OK)
+        return written;
+    status_set_message(cause);
+    return st;
+}
+
+enum status run_rank(const struct rank_run *r, struct device *device, struct comm *comm)
+{
+    enum status st = ST_OK;
+    struct trainer trainer = {0};
+    struct executor_options executor = r->options->executor;
+    executor.overlap = r->config->train.overlap;
+    TRY_GOTO(st, out,
+             trainer_open(&trainer, r->config, r->data, device, comm, r->metrics, &executor));
+    if (!r->options->quiet)
+        TRY_GOTO(st, out, banner(&trainer));
+    if (r->options->at_start != NULL)
+        r->options->at_start(r->options->context, &trainer);
+    st = finish(&trainer, trainer_run(&trainer, r->signal_flag));
+    if (st == ST_OK && r->options->at_end != NULL)
+        r->options->at_end(r->options->context, &trainer);
+out:
+    if (st != ST_OK && st != ST_INTERRUPTED)
+        comm_abort(comm, status_message());
+    trainer_close(&trainer);
+    return st;
+}
+
+#ifdef TESSERA_CUDA
+/* Asked in a child, so that this process makes no CUDA call before it starts others. */
+static bool gpu_is_there(void)
+{
+    pid_t child = fork();
+    if (child == 0)
+        _exit(device_cuda_count() > 0 ? 0 : 1);
+    int status = 0;
+    return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) &&
+           WEXITSTATUS(status) == 0;
+}
+#endif
+
+enum device_kind run_device_kind(const struct run_config *config)
+{
+    if (config->train.device != DEVICE_AUTO)
+        return config->train.device;
+#ifdef TESSERA_CUDA
+    if (config->train.comm != COMM_LOCAL && gpu_is_there())
+        return DEVICE_CUDA;
+#endif
+    return DEVICE_CPU;
+}

@@ -1,0 +1,67 @@
+/*
+ * engine/train/run.h - the ranks of a run.
+ *
+ *     CPU    all ranks are threads of this process, over comm/local
+ *     CUDA   a process a GPU, over comm/nccl: started by this program, torchrun, mpirun or SLURM
+ */
+#ifndef ENGINE_TRAIN_RUN_H
+#define ENGINE_TRAIN_RUN_H
+
+#include "comm/launch.h"
+#include "engine/train/trainer.h"
+
+C_BEGIN
+
+struct run_options {
+    struct executor_options executor; /* its on_instr gets `context` */
+    bool quiet;                       /* no banner, no output folder */
+    /* Put something around a rank's communicator, as comm/fault.h does; for tests. */
+    enum status (*wrap_comm)(void *context, struct comm **comm);
+    /* Called on each rank's thread when its weights are there and no program has run. */
+    void (*at_start)(void *context, struct trainer *t);
+    /* Called on each rank's thread when its training is over and its state still there. */
+    void (*at_end)(void *context, struct trainer *t);
+    void *context;
+};
+
+/**
+ * run_local() - train with config->train.ranks ranks.
+ * @signal_flag: number of a caught signal, 0 while there is none; may be NULL.
+ *
+ * Return: ST_OK; the first cause among the ranks, with its message.
+ */
+MUST_CHECK enum status run_local(const struct run_config *config, const struct run_data *data,
+                                 const struct run_options *options,
+                                 const volatile int *signal_flag);
+
+/**
+ * run_process() - this process is one rank on a GPU.
+ * @launch: who it is (comm/launch.h). The data is loaded here, once a process.
+ *
+ * Return: ST_OK; ST_UNSUPPORTED without CUDA; errors of the parts.
+ */
+MUST_CHECK enum status run_process(const struct run_config *config, const struct launch *launch,
+                                   const struct run_options *options,
+                                   const volatile int *signal_flag);
+
+/* One rank's run, whatever thread or process it is in. */
+struct rank_run {
+    const struct run_config *config;
+    const struct run_data *data;
+    const struct run_options *options;
+    const volatile int *signal_flag;
+    struct metrics *metrics; /* rank 0's, or NULL */
+};
+
+/** run_rank() - set up, banner, training, summary. A failure aborts @comm. */
+MUST_CHECK enum status run_rank(const struct rank_run *r, struct device *device, struct comm *comm);
+
+/** run_device_kind() - what DEVICE_AUTO means here: CUDA if it is built in and there is a GPU. */
+enum device_kind run_device_kind(const struct run_config *config);
+
+/** run_threads() - CPU threads a rank gets: train.threads, or its share of the cores. */
+int run_threads(const struct run_config *config, int local_ranks);
+
+C_END
+
+#endif

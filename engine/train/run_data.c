@@ -1,0 +1,68 @@
+#include "engine/train/run_data.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "engine/base/arena.h"
+#include "io/features_cache.h"
+
+static enum status load_split(struct split *split, const struct run_data *data,
+                              const struct run_config *config, const char *path,
+                              int64_t max_examples, bool check)
+{
+    struct feature_options options = {.max_length = config->data.max_length,
+                                      .doc_stride = config->data.doc_stride,
+                                      .max_query_length = config->data.max_query_length};
+    TRY(squad_load(&split->data, path));
+    if (check)
+        TRY(squad_check_answers(&split->data));
+    TRY(features_load_or_build(&split->features, &split->data, &data->tokenizer, &options,
+                               config->data.cache_dir, &split->cached));
+    const struct feature_set *f = &split->features;
+    split->examples = f->example_count;
+    if (max_examples > 0 && max_examples < split->examples)
+        split->examples = max_examples;
+    while (split->count < f->feature_count && f->features[split->count].example < split->examples)
+        split->count++;
+    TRY(mem_alloc(&split->rows, sizeof *split->rows * (size_t)split->count));
+    for (int64_t i = 0; i < split->count; i++)
+        split->rows[i] =
+            config->data.padded ? (int32_t)config->data.max_length : f->features[i].token_count;
+    return ST_OK;
+}
+
+static void release_split(struct split *split)
+{
+    mem_free(&split->rows);
+    features_release(&split->features);
+    squad_release(&split->data);
+}
+
+enum status run_data_load(struct run_data *data, const struct run_config *config, bool with_train)
+{
+    if (config->data.vocab[0] == '\0')
+        return FAIL(INVALID, "data.vocab: no vocabulary file is given");
+    TRY(vocab_load(&data->vocab, config->data.vocab));
+    if (data->vocab.size != config->model.vocab_size)
+        return FAIL(INVALID, "%s: %d tokens, but model.vocab_size is %" PRId64, config->data.vocab,
+                    data->vocab.size, config->model.vocab_size);
+    wordpiece_init(&data->tokenizer, &data->vocab, config->model.cased);
+    if (with_train) {
+        if (config->data.train[0] == '\0')
+            return FAIL(INVALID, "data.train: no training file is given");
+        TRY(load_split(&data->train, data, config, config->data.train,
+                       config->data.max_train_samples, true));
+    }
+    if (config->data.eval[0] != '\0')
+        TRY(load_split(&data->eval, data, config, config->data.eval, config->data.max_eval_samples,
+                       false));
+    return ST_OK;
+}
+
+void run_data_release(struct run_data *data)
+{
+    release_split(&data->train);
+    release_split(&data->eval);
+    vocab_release(&data->vocab);
+    memset(data, 0, sizeof *data);
+}

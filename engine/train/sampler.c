@@ -1,0 +1,88 @@
+#include "engine/train/sampler.h"
+
+#include <string.h>
+
+enum status sampler_init(struct sampler *s, const int32_t *lengths, int64_t count, int world_size,
+                         int grad_accum, int64_t micro_batch, uint64_t seed)
+{
+    if (count < 1)
+        return FAIL(INVALID, "no samples to train on");
+    *s = (struct sampler){
+        .lengths = lengths,
+        .count = count,
+        .world_size = world_size,
+        .grad_accum = grad_accum,
+        .micro_batch = micro_batch,
+        .seed = seed,
+        .global_batch = micro_batch * world_size * grad_accum,
+        .epoch = -1,
+    };
+    s->steps_per_epoch = (count + s->global_batch - 1) / s->global_batch;
+    enum status st = ST_OK;
+    size_t batch = (size_t)s->global_batch, bins = (size_t)(world_size * grad_accum);
+    TRY_GOTO(st, out, mem_alloc(&s->order, sizeof *s->order * (size_t)count));
+    TRY_GOTO(st, out, mem_alloc(&s->bin_of, sizeof *s->bin_of * batch));
+    TRY_GOTO(st, out, mem_alloc(&s->scratch, sizeof *s->scratch * (batch + bins)));
+out:
+    if (st != ST_OK)
+        sampler_release(s);
+    return st;
+}
+
+void sampler_release(struct sampler *s)
+{
+    mem_free(&s->order);
+    mem_free(&s->bin_of);
+    mem_free(&s->scratch);
+    memset(s, 0, sizeof *s);
+}
+
+void sampler_enter(struct sampler *s, int64_t step)
+{
+    int64_t epoch = step / s->steps_per_epoch;
+    if (epoch != s->epoch)
+        deal_epoch_order(s->order, s->count, s->seed, epoch);
+    s->epoch = epoch;
+    int64_t first = step % s->steps_per_epoch * s->global_batch;
+    int64_t left = s->count - first;
+    s->samples = s->order + first;
+    s->sample_count = left < s->global_batch ? left : s->global_batch;
+    deal_batch(s->bin_of, s->scratch, s->samples, s->sample_count, s->lengths,
+               s->world_size * s->grad_accum, s->micro_batch);
+}
+
+int64_t sampler_take(const struct sampler *s, int rank, int micro, int32_t *out)
+{
+    int bin = micro * s->world_size + rank;
+    int64_t n = 0;
+    for (int64_t i = 0; i < s->sample_count; i++)
+        if (s->bin_of[i] == bin)
+            out[n++] = s->samples[i];
+    return n;
+}
+
+int64_t sampler_tokens(const struct sampler *s, int micro)
+{
+    int64_t most = 0;
+    for (int rank = 0; rank < s->world_size; rank++) {
+        int64_t tokens = 0;
+        for (int64_t i = 0; i < s->sample_count; i++)
+            if (s->bin_of[i] == micro * s->world_size + rank)
+                tokens += s->lengths[s->samples[i]];
+        most = tokens > most ? tokens : most;
+    }
+    return most;
+}
+
+int64_t sampler_max_tokens(struct sampler *s, int64_t steps)
+{
+    int64_t most = 0;
+    for (int64_t step = 0; step < steps; step++) {
+        sampler_enter(s, step);
+        for (int m = 0; m < s->grad_accum; m++) {
+            int64_t tokens = sampler_tokens(s, m);
+            most = tokens > most ? tokens : most;
+        }
+    }
+    return most;
+}

@@ -1,0 +1,52 @@
+/*
+ * engine/train/sampler.h - which samples each step, rank and micro-batch gets.
+ *
+ * Steps count from 0 over the whole run; epoch e holds steps [e * steps_per_epoch, ...), the last
+ * of which may be short. Everything is a function of (seed, epoch, lengths), computed by every rank
+ * alone: every sample of an epoch is in exactly one micro-batch of one rank.
+ */
+#ifndef ENGINE_TRAIN_SAMPLER_H
+#define ENGINE_TRAIN_SAMPLER_H
+
+#include "engine/base/arena.h"
+#include "shard/deal.h"
+
+C_BEGIN
+
+struct sampler {
+    const int32_t *lengths; /* borrowed; rows of each sample */
+    int64_t count;          /* samples */
+    int world_size, grad_accum;
+    int64_t micro_batch;
+    uint64_t seed;
+    int64_t global_batch, steps_per_epoch;
+    int64_t epoch;    /* of the order at hand; -1: none */
+    int32_t *order;   /* owned; count */
+    int32_t *bin_of;  /* owned; global_batch */
+    int64_t *scratch; /* owned */
+    /* the step at hand */
+    const int32_t *samples;
+    int64_t sample_count;
+};
+
+/** sampler_init() - ST_INVALID without samples; ST_MEMORY. */
+MUST_CHECK enum status sampler_init(struct sampler *s, const int32_t *lengths, int64_t count,
+                                    int world_size, int grad_accum, int64_t micro_batch,
+                                    uint64_t seed);
+void sampler_release(struct sampler *s);
+
+/** sampler_enter() - deal the global batch of a step; its samples are in s->samples. */
+void sampler_enter(struct sampler *s, int64_t step);
+
+/** sampler_take() - the samples of one rank's micro-batch of that step, in @out (micro_batch). */
+int64_t sampler_take(const struct sampler *s, int rank, int micro, int32_t *out);
+
+/** sampler_tokens() - rows of the fullest rank's micro-batch @micro. */
+int64_t sampler_tokens(const struct sampler *s, int micro);
+
+/** sampler_max_tokens() - the most rows of any micro-batch of steps [0, steps). */
+int64_t sampler_max_tokens(struct sampler *s, int64_t steps);
+
+C_END
+
+#endif

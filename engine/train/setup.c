@@ -1,0 +1,146 @@
+#include "engine/train/setup.h"
+
+#include <string.h>
+
+static enum status list_params(struct setup *s)
+{
+    const struct model *m = &s->model;
+    TRY(mem_alloc(&s->params, sizeof *s->params * (size_t)m->param_count));
+    for (int i = 0; i < m->param_count; i++) {
+        const struct model_param *p = &m->params[i];
+        s->params[i] = (struct layout_param){.name = p->name,
+                                             .unit = p->unit,
+                                             .first = m->param_offset[i],
+                                             .numel = model_param_numel(p),
+                                             .decay = p->decay,
+                                             .frozen = p->frozen};
+    }
+    return ST_OK;
+}
+
+static void size_batch(struct batch_layout *l, const struct run_config *config, int64_t sequences,
+                       int64_t rows)
+{
+    *l = (struct batch_layout){
+        .rows = deal_length_class(rows > 0 ? rows : sequences * config->data.max_length),
+        .sequences = sequences,
+        .positions = config->model.max_positions,
+        .max_length = (int32_t)config->data.max_length,
+        .padded_length = config->data.padded ? config->data.max_length : 0,
+        .sep_type = config->model.type_vocab > 1 ? 1 : 0,
+    };
+    batch_layout_init(l);
+}
+
+static void size_units(const struct setup *s, struct unit_bytes *units, size_t *slots,
+                       const struct batch_layout *l)
+{
+    const struct model *m = &s->model;
+    struct micro_dims d = {l->rows, l->sequences, l->max_length};
+    for (int i = 0; i < m->unit_count; i++) {
+        const struct model_unit *u = &m->units[i];
+        units[i].saved = u->saved_bytes(m, u, d);
+        units[i].forward_scratch = u->forward_scratch_bytes(m, u, d);
+        units[i].backward_scratch = u->backward_scratch_bytes(m, u, d);
+    }
+    for (int i = 0; i < m->slot_count; i++)
+        slots[i] = (size_t)l->rows * (size_t)m->slots[i].columns * dtype_bytes(m->slots[i].dtype);
+}
+
+static enum status list_units(struct setup *s)
+{
+    const struct model *m = &s->model;
+    size_t units = (size_t)m->unit_count, slots = (size_t)m->slot_count;
+    TRY(mem_alloc(&s->units, sizeof *s->units * units));
+    TRY(mem_alloc(&s->train_bytes, sizeof *s->train_bytes * units));
+    TRY(mem_alloc(&s->eval_bytes, sizeof *s->eval_bytes * units));
+    TRY(mem_alloc(&s->train_slots, sizeof *s->train_slots * slots));
+    TRY(mem_alloc(&s->eval_slots, sizeof *s->eval_slots * slots));
+    for (int i = 0; i < m->unit_count; i++) {
+        const struct model_unit *u = &m->units[i];
+        s->units[i] = (struct program_unit){
+            .shard_numel = s->layout.units[i].shard_numel,
+            .frozen = s->layout.units[i].frozen,
+            .act_in = u->act_in,
+            .act_out = u->act_out,
+            .tied = u->tied,
+            .backward_reads_params = u->backward_reads_params,
+            .backward_reads_input = u->backward_reads_input,
+            .recompute = u->recompute,
+        };
+    }
+    size_units(s, s->train_bytes, s->train_slots, &s->train_batch);
+    size_units(s, s->eval_bytes, s->eval_slots, &s->eval_batch);
+    return ST_OK;
+}
+
+static size_t workspace_bytes(const struct setup *s, const struct run_config *config,
+                              const struct device *device, int world_size)
+{
+    const struct batch_layout *t = &s->train_batch, *e = &s->eval_batch;
+    int64_t vocab_rows = 0; /* of the largest table part */
+    for (int i = 0; i < s->model.param_count; i++)
+        if (s->model.params[i].dims == 2 && s->model.params[i].shape[0] > vocab_rows)
+            vocab_rows = s->model.params[i].shape[0];
+    struct op_limits limits = {
+        .rows = t->rows > e->rows ? t->rows : e->rows,
+        .channels = config->model.hidden,
+        .ffn = config->model.ffn,
+        .heads = config->model.heads,
+        .sequences = t->sequences > e->sequences ? t->sequences : e->sequences,
+        .max_length = config->data.max_length,
+        .vocab_rows = vocab_rows,
+        .world_size = world_size,
+    };
+    return op_workspace_bytes(device, &limits);
+}
+
+enum status setup_init(struct setup *s, const struct run_config *config,
+                       const struct device *device, int world_size, int zero_stage,
+                       int64_t train_rows, int64_t eval_rows)
+{
+    memset(s, 0, sizeof *s);
+    enum status st = ST_OK;
+    TRY_GOTO(st, out, model_open(&s->model, config, device->param_dtype));
+    TRY_GOTO(st, out, list_params(s));
+    TRY_GOTO(st, out,
+             layout_build(&s->layout, s->params, s->model.param_count, world_size, LAYOUT_ALIGN));
+    size_batch(&s->train_batch, config, config->train.micro_batch, train_rows);
+    size_batch(&s->eval_batch, config, config->eval.micro_batch, eval_rows);
+    TRY_GOTO(st, out, list_units(s));
+    s->spec = (struct program_spec){
+        .units = s->units,
+        .unit_count = s->model.unit_count,
+        .slot_count = s->model.slot_count,
+        .zero_stage = zero_stage,
+        .world_size = world_size,
+        .micro_batches = (int)config->train.grad_accum,
+        .prefetch = (int)config->train.prefetch,
+        .recompute = config->train.recompute == RECOMPUTE_BLOCK,
+        .reduce = config->train.reduce,
+        .param_dtype = device->param_dtype,
+        .train = {s->train_bytes, s->train_slots},
+        .evaluate = {s->eval_bytes, s->eval_slots},
+        .batch_bytes = s->train_batch.micro_bytes * (size_t)config->train.grad_accum,
+        .evaluate_batch_bytes = s->eval_batch.micro_bytes,
+        .state_bytes = sizeof(struct step_state),
+        .report_bytes = sizeof(struct step_report),
+        .workspace_bytes = workspace_bytes(s, config, device, world_size),
+    };
+out:
+    if (st != ST_OK)
+        setup_release(s);
+    return st;
+}
+
+void setup_release(struct setup *s)
+{
+    model_release(&s->model);
+    mem_free(&s->params);
+    mem_free(&s->units);
+    mem_free(&s->train_bytes);
+    mem_free(&s->eval_bytes);
+    mem_free(&s->train_slots);
+    mem_free(&s->eval_slots);
+    memset(s, 0, sizeof *s);
+}

@@ -1,0 +1,360 @@
+#include "engine/train/trainer.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stddef.h>
+#include <string.h>
+
+#include "engine/base/log.h"
+#include "engine/train/evaluate.h"
+#include "engine/train/weights.h"
+
+int64_t trainer_total_steps(const struct run_config *config, int64_t samples, int world_size)
+{
+    if (config->train.steps >= 0)
+        return config->train.steps;
+    int64_t batch = config->train.micro_batch * config->train.grad_accum * world_size;
+    return (samples + batch - 1) / batch * config->train.epochs;
+}
+
+/* ---- opening ---- */
+
+/* Rows that all ranks give the tensors of a micro-batch where shapes are captured. */
+static int64_t micro_rows(const struct trainer *t, int micro)
+{
+    return deal_length_class(sampler_tokens(&t->sampler, micro));
+}
+
+/* What all ranks must have in common. */
+struct identity {
+    uint64_t layout;
+    int64_t samples, total_steps, arena_bytes;
+};
+
+static enum status compare_ranks(struct trainer *t)
+{
+    struct identity mine = {layout_fingerprint(&t->setup.layout), t->sampler.count, t->total_steps,
+                            (int64_t)t->account.arena_bytes};
+    struct identity *all = NULL;
+    enum status st = ST_OK;
+    TRY(mem_alloc(&all, sizeof *all * (size_t)t->comm->world_size));
+    TRY_GOTO(st, out, comm_exchange(t->comm, all, &mine, sizeof mine));
+    for (int r = 1; r < t->comm->world_size && st == ST_OK; r++)
+        if (memcmp(&all[r], &all[0], sizeof mine) != 0)
+            st = FAIL(INVALID,
+                      "rank %d differs from rank 0 in its model, data or configuration "
+                      "(samples %" PRId64 " and %" PRId64 ", steps %" PRId64 " and %" PRId64 ")",
+                      r, all[r].samples, all[0].samples, all[r].total_steps, all[0].total_steps);
+out:
+    mem_free(&all);
+    return st;
+}
+
+static enum status open_slots(struct trainer *t)
+{
+    size_t block_bytes = t->setup.spec.batch_bytes;
+    for (int i = 0; i < STEP_SLOTS; i++) {
+        struct step_slot *slot = &t->slots[i];
+        slot->step = -1;
+        TRY(device_alloc_host(t->device, (void **)&slot->host, sizeof *slot->host));
+        TRY(device_alloc_host(t->device, (void **)&slot->block, block_bytes));
+        TRY(device_alloc_host(t->device, (void **)&slot->result, sizeof *slot->result));
+        TRY(event_open(t->device, &slot->done));
+    }
+    const struct batch_layout *l = &t->setup.train_batch;
+    TRY(mem_alloc(&t->micro, sizeof *t->micro * (size_t)t->config->train.grad_accum));
+    TRY(mem_alloc(&t->picked, sizeof *t->picked * (size_t)l->sequences));
+    return mem_alloc(&t->sort_scratch, sizeof *t->sort_scratch * (size_t)l->rows);
+}
+
+static struct optim_hyper hyper_of(const struct run_config *config, int64_t total_steps)
+{
+    int64_t warmup = config->optim.warmup_steps;
+    if (warmup < 0)
+        warmup = (int64_t)ceil(config->optim.warmup_ratio * (double)total_steps);
+    return (struct optim_hyper){
+        .lr = (float)config->optim.lr,
+        .beta1 = (float)config->optim.beta1,
+        .beta2 = (float)config->optim.beta2,
+        .eps = (float)config->optim.eps,
+        .weight_decay = (float)config->optim.weight_decay,
+        .max_grad_norm = (float)config->optim.max_grad_norm,
+        .warmup_steps = warmup,
+        .total_steps = total_steps,
+        .schedule = config->optim.schedule,
+    };
+}
+
+static enum status plan_run(struct trainer *t)
+{
+    const struct run_config *config = t->config;
+    const struct split *train = &t->data->train;
+    int world = t->comm->world_size;
+    int64_t train_rows = 1, eval_rows;
+    if (train->count > 0) {
+        TRY(sampler_init(&t->sampler, train->rows, train->count, world,
+                         (int)config->train.grad_accum, config->train.micro_batch,
+                         (uint64_t)config->train.seed));
+        t->total_steps = trainer_total_steps(config, train->count, world);
+        train_rows = sampler_max_tokens(&t->sampler, t->total_steps);
+    }
+    eval_rows = evaluator_max_rows(&t->data->eval, config->eval.micro_batch);
+    if (config->eval.train_samples > 0) {
+        int64_t rows = evaluator_max_rows(train, config->eval.micro_batch);
+        eval_rows = rows > eval_rows ? rows : eval_rows;
+    }
+    TRY(setup_init(&t->setup, config, t->device, world, (int)config->train.zero_stage,
+                   train_rows > 0 ? train_rows : 1, eval_rows > 0 ? eval_rows : 1));
+    t->setup.train_batch.pad_id = t->setup.eval_batch.pad_id = t->data->vocab.pad_id;
+    return plan_build(&t->plan, &t->account, &t->setup.spec);
+}
+
+/* Every length class that a micro-batch of this run has, captured in ascending order. */
+static enum status capture_steps(struct trainer *t)
+{
+    const struct batch_layout *l = &t->setup.train_batch;
+    enum status st = ST_OK;
+    bool *meets = NULL;
+    int64_t classes = l->rows / LENGTH_CLASS, captured = 0;
+    int micros = (int)t->config->train.grad_accum;
+    size_t before = 0, after = 0;
+    char *block = executor_shared(&t->executor, SHARED_BATCH);
+    TRY(mem_alloc(&meets, (size_t)(classes + 1)));
+    TRY_GOTO(st, out, device_memory_used(t->device, &before));
+    for (int64_t step = 0; step < t->total_steps; step++) {
+        sampler_enter(&t->sampler, step);
+        for (int m = 0; m < micros; m++)
+            meets[micro_rows(t, m) / LENGTH_CLASS] = true;
+    }
+    for (int64_t class = 0; class <= classes; class++) {
+        if (!meets[class])
+            continue;
+        for (int m = 0; m < micros; m++)
+            t->micro[m] = batch_view(l, block, m, class * LENGTH_CLASS);
+        TRY_GOTO(st, out, executor_capture(&t->executor, PROGRAM_STEP, t->micro));
+        captured++;
+    }
+    TRY_GOTO(st, out, device_memory_used(t->device, &after));
+    log_info("train", "captured the step for %" PRId64 " length classes: %.1f MiB of graphs",
+             captured, ((double)after - (double)before) / 1048576.0);
+out:
+    mem_free(&meets);
+    return st;
+}
+
+enum status trainer_open(struct trainer *t, const struct run_config *config,
+                         const struct run_data *data, struct device *device, struct comm *comm,
+                         struct metrics *metrics, const struct executor_options *options)
+{
+    t->config = config;
+    t->data = data;
+    t->device = device;
+    t->comm = comm;
+    t->metrics = metrics;
+    t->best_metric = -INFINITY;
+    TRY(plan_run(t));
+    TRY(compare_ranks(t));
+    struct optim_hyper hyper = hyper_of(config, t->total_steps);
+    TRY(executor_open(&t->executor, device, comm, &t->setup.model, &t->setup.layout, &t->plan,
+                      &t->account, &hyper, options));
+    TRY(open_slots(t));
+    TRY(evaluator_open(&t->evaluator, t));
+    TRY(config->model.init_from[0] != '\0' ? weights_load(t, config->model.init_from)
+                                           : weights_init(t));
+    bool captures = device->fixed_rows && config->train.graphs && t->total_steps > 0;
+    return captures ? capture_steps(t) : ST_OK;
+}
+
+void trainer_close(struct trainer *t)
+{
+    if (t->device == NULL)
+        return;
+    for (int i = 0; i < STEP_SLOTS; i++) {
+        struct step_slot *slot = &t->slots[i];
+        if (slot->result != NULL)
+            event_close(&slot->done);
+        device_free_host(t->device, (void **)&slot->host);
+        device_free_host(t->device, (void **)&slot->block);
+        device_free_host(t->device, (void **)&slot->result);
+    }
+    evaluator_close(&t->evaluator, t);
+    mem_free(&t->micro);
+    mem_free(&t->picked);
+    mem_free(&t->sort_scratch);
+    executor_close(&t->executor);
+    plan_release(&t->plan);
+    setup_release(&t->setup);
+    sampler_release(&t->sampler);
+    memset(t, 0, sizeof *t);
+}
+
+/* ---- steps ---- */
+
+static int64_t fill_micro_batches(struct trainer *t, struct step_slot *slot)
+{
+    const struct batch_layout *l = &t->setup.train_batch;
+    char *block = executor_shared(&t->executor, SHARED_BATCH);
+    int64_t tokens = 0;
+    for (int m = 0; m < t->config->train.grad_accum; m++) {
+        int64_t count = sampler_take(&t->sampler, t->comm->rank, m, t->picked);
+        int64_t rows = batch_fill(l, slot->block, m, &t->data->train.features, t->picked, count,
+                                  t->sort_scratch);
+        tokens += rows;
+        if (t->device->fixed_rows)
+            rows = micro_rows(t, m);
+        t->micro[m] = batch_view(l, block, m, rows);
+    }
+    return tokens;
+}
+
+static enum status issue_step(struct trainer *t, int64_t step, int signal)
+{
+    struct step_slot *slot = &t->slots[step % STEP_SLOTS];
+    struct stream *s = &t->device->streams[STREAM_COMPUTE];
+    ASSERT(slot->step < 0);
+    sampler_enter(&t->sampler, step);
+    int64_t tokens = fill_micro_batches(t, slot);
+    *slot->host = (struct step_host){
+        .seed = (uint64_t)t->config->train.seed,
+        .step = step,
+        .inv_count = 1.0f / (float)t->sampler.sample_count,
+        .stop = t->stop_wish | (signal != 0 ? STOP_SIGNAL : 0),
+        .signal = signal,
+        .training = 1,
+        .tokens = tokens,
+    };
+    char *state = executor_shared(&t->executor, SHARED_STATE);
+    TRY(device_copy(s, state + offsetof(struct step_state, host), slot->host, sizeof *slot->host));
+    TRY(device_copy(s, executor_shared(&t->executor, SHARED_BATCH), slot->block,
+                    t->setup.spec.batch_bytes));
+    TRY(executor_run(&t->executor, PROGRAM_STEP, t->micro, NULL));
+    TRY(device_copy(s, slot->result, state, sizeof *slot->result));
+    TRY(event_record(&slot->done, s));
+    slot->step = step;
+    return ST_OK;
+}
+
+/* Act on the report of a step; the same on all ranks. */
+static enum status finish_step(struct trainer *t, int64_t step, double *last_s)
+{
+    struct step_slot *slot = &t->slots[step % STEP_SLOTS];
+    if (step < 0 || slot->step != step)
+        return ST_OK;
+    TRY(event_wait(&slot->done));
+    slot->step = -1;
+    t->steps_done = step + 1;
+    const struct step_state *r = slot->result;
+    if (!r->agreed)
+        return FAIL(COMM, "ranks report different steps; this one is at %" PRId64, step);
+    double now = clock_s();
+    if (t->metrics != NULL)
+        TRY(metrics_step(t->metrics, r, (now - *last_s) * 1e3));
+    *last_s = now;
+    t->stop |= r->stop;
+    if (t->signal == 0)
+        t->signal = r->signal;
+    t->skipped_in_row = r->skip ? t->skipped_in_row + 1 : 0;
+    if (t->skipped_in_row == NON_FINITE_LIMIT)
+        return FAIL(INVALID,
+                    "%d steps in a row had a loss or gradient that is not finite, the last is step "
+                    "%" PRId64 "; lower optim.lr or look at the data",
+                    NON_FINITE_LIMIT, step);
+    return ST_OK;
+}
+
+/* ---- evaluation and early stopping ---- */
+
+static double stop_value(const struct trainer *t, const struct evaluation *e)
+{
+    enum stop_metric metric = t->config->eval.stop_metric;
+    return metric == STOP_LOSS ? -e->loss
+           : metric == STOP_F1 ? e->score.all.f1
+                               : e->score.all.exact;
+}
+
+/* Rank 0 decides and says so in its next report; the others follow that. */
+static void watch_metric(struct trainer *t, const struct evaluation *e)
+{
+    if (t->config->eval.stop_metric == STOP_NONE || t->comm->rank != 0)
+        return;
+    double value = stop_value(t, e);
+    if (value > t->best_metric) {
+        t->best_metric = value;
+        t->evaluations_without_gain = 0;
+    } else if (++t->evaluations_without_gain >= t->config->eval.stop_patience) {
+        t->stop_wish |= STOP_EARLY;
+        log_info("train", "no better for %" PRId64 " evaluations: stopping",
+                 t->evaluations_without_gain);
+    }
+}
+
+static enum status evaluate_split(struct trainer *t, const struct split *split, const char *name,
+                                  int64_t examples, bool write)
+{
+    struct evaluation e = {.split = name, .step = t->steps_done};
+    if (t->sampler.steps_per_epoch > 0)
+        e.epoch = (double)t->steps_done / (double)t->sampler.steps_per_epoch;
+    const char *dir = write && t->metrics != NULL ? t->config->output.dir : NULL;
+    TRY(evaluator_run(t->evaluator, t, split, examples, dir, &e));
+    if (t->metrics != NULL)
+        TRY(metrics_evaluation(t->metrics, &e));
+    if (split == &t->data->eval)
+        watch_metric(t, &e);
+    return ST_OK;
+}
+
+static enum status evaluate(struct trainer *t)
+{
+    const struct split *train = &t->data->train, *eval = &t->data->eval;
+    int64_t trained_on = t->config->eval.train_samples;
+    TRY(executor_run(&t->executor, PROGRAM_FLUSH, NULL, NULL));
+    if (trained_on > 0 && train->count > 0)
+        TRY(evaluate_split(t, train, "train",
+                           trained_on < train->examples ? trained_on : train->examples, false));
+    if (eval->count > 0)
+        TRY(evaluate_split(t, eval, "eval", eval->examples, true));
+    return executor_run(&t->executor, PROGRAM_PROLOGUE, NULL, NULL);
+}
+
+static bool evaluation_due(const struct trainer *t, int64_t done)
+{
+    int64_t every = t->config->eval.every;
+    if (t->data->eval.count == 0 && t->config->eval.train_samples == 0)
+        return false;
+    if (done == t->total_steps)
+        return true;
+    return every > 0 ? done % every == 0 : every == 0 && done % t->sampler.steps_per_epoch == 0;
+}
+
+static enum status steps(struct trainer *t, const volatile int *signal_flag)
+{
+    double last_s = clock_s();
+    int64_t issued = 0;
+    while (issued < t->total_steps && t->stop == 0) {
+        TRY(issue_step(t, issued, signal_flag != NULL ? *signal_flag : 0));
+        TRY(finish_step(t, issued - 1, &last_s));
+        issued++;
+        if (t->stop != 0 || !evaluation_due(t, issued))
+            continue;
+        TRY(finish_step(t, issued - 1, &last_s));
+        TRY(evaluate(t));
+        last_s = clock_s();
+    }
+    return finish_step(t, issued - 1, &last_s);
+}
+
+enum status trainer_run(struct trainer *t, const volatile int *signal_flag)
+{
+    if (t->metrics != NULL)
+        metrics_plan(t->metrics, t->total_steps, t->sampler.steps_per_epoch);
+    TRY(executor_run(&t->executor, PROGRAM_PROLOGUE, NULL, NULL));
+    if (t->config->eval.before || t->total_steps == 0)
+        TRY(evaluate(t));
+    if (t->total_steps > 0)
+        TRY(steps(t, signal_flag));
+    TRY(executor_run(&t->executor, PROGRAM_FLUSH, NULL, NULL));
+    if (t->stop & STOP_SIGNAL)
+        return FAIL(INTERRUPTED, "stopped by signal %d after step %" PRId64, t->signal,
+                    t->steps_done);
+    return ST_OK;
+}

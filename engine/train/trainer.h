@@ -1,0 +1,83 @@
+/*
+ * engine/train/trainer.h - one rank's training run.
+ *
+ * The host issues step k, then looks at the report of step k - 1. All ranks see the same reports
+ * and so take the same branch at the same step: stop on a signal that one rank received, stop
+ * early, give up on non-finite steps. An evaluation drains the pending report first.
+ *
+ *     issue 0 | issue 1, act on 0 | issue 2, act on 1 | act on 2, FLUSH, evaluate, PROLOGUE | ...
+ */
+#ifndef ENGINE_TRAIN_TRAINER_H
+#define ENGINE_TRAIN_TRAINER_H
+
+#include "engine/train/executor.h"
+#include "engine/train/metrics.h"
+#include "engine/train/run_data.h"
+#include "engine/train/sampler.h"
+#include "engine/train/setup.h"
+
+C_BEGIN
+
+enum { STEP_SLOTS = 2, NON_FINITE_LIMIT = 20 /* skipped steps in a row before giving up */ };
+
+/* Host memory of a step in flight. */
+struct step_slot {
+    struct step_host *host;    /* pinned */
+    char *block;               /* pinned; index arrays of all micro-batches */
+    struct step_state *result; /* pinned */
+    struct event done;
+    int64_t step; /* -1: nothing in flight */
+};
+
+struct trainer {
+    const struct run_config *config; /* borrowed, as data, device, comm and metrics */
+    const struct run_data *data;
+    struct device *device;
+    struct comm *comm;
+    struct metrics *metrics; /* rank 0's; NULL on the others */
+    struct setup setup;
+    struct plan plan;
+    struct account account;
+    struct executor executor;
+    struct sampler sampler;
+    struct step_slot slots[STEP_SLOTS];
+    struct sequences *micro;        /* owned; grad_accum */
+    int32_t *picked, *sort_scratch; /* owned */
+    struct evaluator *evaluator;    /* owned */
+    int64_t total_steps;
+    int64_t steps_done; /* whose report was seen */
+    int skipped_in_row;
+    int stop; /* STOP_ bits that all ranks agreed on */
+    int signal;
+    int stop_wish; /* STOP_EARLY: rank 0 asks for it in its next report */
+    double best_metric;
+    int64_t evaluations_without_gain;
+};
+
+/**
+ * trainer_open() - plan, allocate and initialise everything for this rank.
+ * @t: zero-initialised; trainer_close() releases it, also after a failure.
+ *
+ * Ranks compare layouts and configurations; a difference is ST_INVALID on all.
+ */
+MUST_CHECK enum status trainer_open(struct trainer *t, const struct run_config *config,
+                                    const struct run_data *data, struct device *device,
+                                    struct comm *comm, struct metrics *metrics,
+                                    const struct executor_options *options);
+void trainer_close(struct trainer *t);
+
+/**
+ * trainer_run() - evaluations and steps as the configuration says, up to the end or a stop.
+ * @signal_flag: number of a caught signal, 0 while there is none; may be NULL.
+ *
+ * Return: ST_OK (also after an early stop); ST_INTERRUPTED after a signal, state as of the last
+ * step; ST_INVALID after NON_FINITE_LIMIT skipped steps in a row; errors of the parts.
+ */
+MUST_CHECK enum status trainer_run(struct trainer *t, const volatile int *signal_flag);
+
+/** trainer_total_steps() - optimizer steps that a configuration asks for, with @samples samples. */
+int64_t trainer_total_steps(const struct run_config *config, int64_t samples, int world_size);
+
+C_END
+
+#endif

@@ -1,0 +1,62 @@
+/*
+ * engine/train/weights.h - where the weights of a run come from, and where they go.
+ *
+ * Weights are filled in, loaded and saved by ranges of flat parameters: each rank touches only what
+ * it owns (and whole units where parameters are replicated), through a staging buffer of a fixed
+ * size. No rank ever holds the whole model at stage 3, and nothing is gathered.
+ *
+ *     flat parameter of a unit   [ query | key | value | ... ]   rank 1 owns [....)
+ *     model.safetensors          query.weight, key.weight, ...   rank 1 reads or writes its part
+ *                                                                of each
+ *
+ * All functions but weights_save() leave master weights and parameters equal up to rounding, and m
+ * and v as they are.
+ */
+#ifndef ENGINE_TRAIN_WEIGHTS_H
+#define ENGINE_TRAIN_WEIGHTS_H
+
+#include "engine/train/trainer.h"
+
+C_BEGIN
+
+/* Gives elements [first, first + count) of a unit's flat parameter; gaps get zeros. */
+struct weights_source {
+    enum status (*fill)(void *context, int unit, float *out, int64_t first, int64_t count);
+    void *context;
+};
+
+/** weights_fill() - set this rank's master weights and parameters from a source. Not collective. */
+MUST_CHECK enum status weights_fill(struct trainer *t, const struct weights_source *source);
+
+/** weights_init() - random initial weights (model_init_range()). Not collective. */
+MUST_CHECK enum status weights_init(struct trainer *t);
+
+/**
+ * weights_load() - the weights in @dir/model.safetensors; F32, F16 or BF16. Collective: all ranks
+ * end with the same status.
+ *
+ * Names may lack "bert." in front, and LayerNorm may have gamma and beta for weight and bias. If
+ * qa_outputs is missing (an encoder that was only pretrained) its random initial values stay, with
+ * a warning. Tensors that the model does not have are ignored and named in one line.
+ *
+ * Return: ST_OK; ST_INVALID (another tensor is missing: all of them are named; a shape or a size
+ * in config.json differs from the configuration's); ST_IO; ST_CORRUPT; ST_UNSUPPORTED.
+ */
+MUST_CHECK enum status weights_load(struct trainer *t, const char *dir);
+
+/**
+ * weights_save() - the model as a Hugging Face folder: model.safetensors (fp32), config.json,
+ * tokenizer_config.json, vocab.txt. Collective; between FLUSH and PROLOGUE, or after the run.
+ * @dir: made if it is not there.
+ *
+ * The bytes do not depend on stage and world size. Every rank writes the part that it owns; a
+ * failure on one fails on all, and then the folder's old model.safetensors, if any, is untouched
+ * and no part of a new one is left.
+ *
+ * Return: ST_OK; ST_IO; ST_MEMORY; ST_COMM.
+ */
+MUST_CHECK enum status weights_save(struct trainer *t, const char *dir);
+
+C_END
+
+#endif

@@ -1,0 +1,348 @@
+#include "io/answers.h"
+
+#include <jansson.h>
+#include <math.h>
+#include <string.h>
+
+#include "io/codepoints.h"
+#include "io/json_file.h"
+
+struct answer_span {
+    float score, start_logit, end_logit;
+    int32_t from, to; /* code points of the context, end exclusive */
+};
+
+struct answer_slot { /* of one example */
+    int32_t window_count, span_count;
+    float null_score, null_start, null_end;
+};
+
+static const float LOGIT_MAX = 1e30F; /* sums of a few of these stay finite */
+static const char NO_ANSWER_FOUND[] = "empty";
+
+enum status answers_init(struct answers *a, const struct squad_data *data, int64_t first,
+                         int64_t count, const struct answer_options *options)
+{
+    answers_release(a);
+    if (first < 0 || first > data->example_count || count < 0 ||
+        count > data->example_count - first)
+        return FAIL(INVALID, "answers: examples %lld + %lld of %lld", (long long)first,
+                    (long long)count, (long long)data->example_count);
+    if (options->n_best < 1 || options->n_best > ANSWERS_MAX_BEST)
+        return FAIL(INVALID, "answers: n_best %d, expected 1 to %d", options->n_best,
+                    ANSWERS_MAX_BEST);
+    if (options->max_answer_tokens < 1)
+        return FAIL(INVALID, "answers: max_answer_tokens %d, expected at least 1",
+                    options->max_answer_tokens);
+    if (!isfinite(options->null_threshold))
+        return FAIL(INVALID, "answers: null_threshold is not a finite number");
+    enum status st;
+    a->data = data;
+    a->first = first;
+    a->count = count > 0 ? count : data->example_count - first;
+    a->options = *options;
+    size_t examples = (size_t)data->example_count, range = (size_t)a->count;
+    TRY_GOTO(st, out, mem_alloc(&a->slots, range * sizeof *a->slots));
+    TRY_GOTO(st, out, mem_alloc(&a->spans, range * (size_t)options->n_best * sizeof *a->spans));
+    TRY_GOTO(st, out, mem_alloc(&a->lists, range * sizeof *a->lists));
+    TRY_GOTO(st, out, mem_alloc(&a->texts, examples * sizeof *a->texts));
+    TRY_GOTO(st, out, mem_alloc(&a->null_odds, examples * sizeof *a->null_odds));
+out:
+    if (st != ST_OK)
+        answers_release(a);
+    return st;
+}
+
+static enum status check_logits(const struct answers *a, const struct answer_window *window,
+                                const float *logits, const char *name)
+{
+    for (int32_t t = 0; t < window->token_count; t++)
+        if (!(fabsf(logits[t]) <= LOGIT_MAX)) /* also false for NaN */
+            return FAIL(INVALID, "question \"%s\": the %s logit of token %d is %g",
+                        a->data->examples[window->example].id, name, t, (double)logits[t]);
+    return ST_OK;
+}
+
+static enum status check_window(const struct answers *a, const struct answer_window *w)
+{
+    if (w->example < a->first || w->example >= a->first + a->count)
+        return FAIL(INVALID, "answers: example %lld is outside %lld to %lld", (long long)w->example,
+                    (long long)a->first, (long long)(a->first + a->count - 1));
+    if (w->token_count < 1 || w->context_first < 0 || w->context_count < 0 ||
+        w->context_first > w->token_count || w->context_count > w->token_count - w->context_first)
+        return FAIL(INVALID, "answers: context %d + %d in a window of %d tokens", w->context_first,
+                    w->context_count, w->token_count);
+    return ST_OK;
+}
+
+/* The @limit tokens with the highest logits, best first; of equal ones the later first. */
+static int32_t best_tokens(int32_t best[ANSWERS_MAX_BEST], const float *logits, int32_t token_count,
+                           int32_t limit)
+{
+    int32_t count = 0;
+    for (int32_t t = 0; t < token_count; t++) {
+        if (count == limit && logits[t] < logits[best[count - 1]])
+            continue;
+        int32_t at = count < limit ? count++ : count - 1;
+        for (; at > 0 && logits[best[at - 1]] <= logits[t]; at--)
+            best[at] = best[at - 1];
+        best[at] = t;
+    }
+    return count;
+}
+
+/* Keep the list sorted; a span equal to one that is there goes behind it. */
+static void offer_span(struct answer_slot *slot, struct answer_span *spans, int32_t limit,
+                       struct answer_span span)
+{
+    int32_t at = slot->span_count;
+    while (at > 0 && spans[at - 1].score < span.score)
+        at--;
+    if (at == limit)
+        return;
+    if (slot->span_count < limit)
+        slot->span_count++;
+    memmove(spans + at + 1, spans + at, (size_t)(slot->span_count - 1 - at) * sizeof *spans);
+    spans[at] = span;
+}
+
+static void take_null(struct answer_slot *slot, float start, float end)
+{
+    float score = start + end;
+    if (slot->window_count > 0 && slot->null_score <= score)
+        return;
+    slot->null_score = score;
+    slot->null_start = start;
+    slot->null_end = end;
+}
+
+enum status answers_add_window(struct answers *a, const struct answer_window *window,
+                               const float *start, const float *end)
+{
+    ASSERT(!a->finished);
+    TRY(check_window(a, window));
+    TRY(check_logits(a, window, start, "start"));
+    TRY(check_logits(a, window, end, "end"));
+    int64_t index = window->example - a->first;
+    struct answer_slot *slot = &a->slots[index];
+    struct answer_span *spans = a->spans + index * a->options.n_best;
+    int32_t starts[ANSWERS_MAX_BEST], ends[ANSWERS_MAX_BEST];
+    int32_t start_count = best_tokens(starts, start, window->token_count, a->options.n_best);
+    int32_t end_count = best_tokens(ends, end, window->token_count, a->options.n_best);
+    take_null(slot, start[0], end[0]);
+    slot->window_count++;
+    for (int32_t s = 0; s < start_count; s++) {
+        int32_t from = starts[s] - window->context_first;
+        if (from < 0 || from >= window->context_count)
+            continue;
+        for (int32_t e = 0; e < end_count; e++) {
+            int32_t to = ends[e] - window->context_first;
+            if (to < from || to >= window->context_count ||
+                to - from >= a->options.max_answer_tokens)
+                continue;
+            offer_span(slot, spans, a->options.n_best,
+                       (struct answer_span){.score = start[starts[s]] + end[ends[e]],
+                                            .start_logit = start[starts[s]],
+                                            .end_logit = end[ends[e]],
+                                            .from = window->offset_start[from],
+                                            .to = window->offset_end[to]});
+        }
+    }
+    return ST_OK;
+}
+
+static enum status cut_text(struct answers *a, const char **out,
+                            const struct squad_example *example, const struct codepoints *cp,
+                            const struct answer_span *span)
+{
+    if (span->from < 0 || span->to < span->from || span->to > cp->count)
+        return FAIL(INVALID, "question \"%s\": a span from %d to %d in %d code points", example->id,
+                    span->from, span->to, cp->count);
+    size_t from = codepoints_byte(cp, span->from), to = codepoints_byte(cp, span->to);
+    char *text;
+    TRY(pool_copy(&a->pool, &text, example->context + from, to - from));
+    *out = text;
+    return ST_OK;
+}
+
+static void insert_best(struct answer_list *list, int32_t at, struct answer_best entry)
+{
+    memmove(list->best + at + 1, list->best + at, (size_t)(list->count - at) * sizeof *list->best);
+    list->best[at] = entry;
+    list->count++;
+}
+
+/* The null stands behind spans of equal score; beyond the n_best it is kept as one more. */
+static void insert_null(struct answer_list *list, const struct answer_slot *slot, int32_t n_best)
+{
+    int32_t at = list->count;
+    while (at > 0 && list->best[at - 1].score < slot->null_score)
+        at--;
+    insert_best(list, at,
+                (struct answer_best){.text = "",
+                                     .start_logit = slot->null_start,
+                                     .end_logit = slot->null_end,
+                                     .score = slot->null_score});
+    if (list->count > n_best && at < n_best)
+        list->count = n_best;
+}
+
+static int32_t first_text(const struct answer_list *list)
+{
+    int32_t i = 0;
+    while (i < list->count && list->best[i].text[0] == '\0')
+        i++;
+    return i;
+}
+
+static void set_probabilities(struct answer_list *list)
+{
+    double max = -INFINITY, sum = 0.0;
+    for (int32_t i = 0; i < list->count; i++)
+        max = fmax(max, (double)list->best[i].score);
+    for (int32_t i = 0; i < list->count; i++)
+        sum += list->best[i].probability = exp((double)list->best[i].score - max);
+    for (int32_t i = 0; i < list->count; i++)
+        list->best[i].probability /= sum;
+}
+
+static enum status finish_example(struct answers *a, int64_t index, const struct codepoints *cp)
+{
+    const struct answer_slot *slot = &a->slots[index];
+    const struct answer_span *spans = a->spans + index * a->options.n_best;
+    const struct squad_example *example = &a->data->examples[a->first + index];
+    struct answer_list *list = &a->lists[index];
+    if (slot->window_count == 0)
+        return FAIL(INVALID, "question \"%s\" was never evaluated: it has no window", example->id);
+    /* Room for the null and for the stand-in. */
+    TRY(pool_take(&a->pool, &list->best, (size_t)(slot->span_count + 2) * sizeof *list->best));
+    for (int32_t i = 0; i < slot->span_count; i++) {
+        struct answer_best *best = &list->best[list->count++];
+        best->start = spans[i].from;
+        best->end = spans[i].to;
+        best->score = spans[i].score;
+        best->start_logit = spans[i].start_logit;
+        best->end_logit = spans[i].end_logit;
+        TRY(cut_text(a, &best->text, example, cp, &spans[i]));
+    }
+    if (a->options.null_answers)
+        insert_null(list, slot, a->options.n_best);
+    if (first_text(list) == list->count)
+        insert_best(list, 0, (struct answer_best){.text = NO_ANSWER_FOUND});
+    set_probabilities(list);
+    const struct answer_best *best = &list->best[first_text(list)];
+    const char *text = best->text;
+    if (a->options.null_answers) {
+        float odds = slot->null_score - best->start_logit - best->end_logit;
+        a->null_odds[a->first + index] = (double)odds;
+        if ((double)odds > a->options.null_threshold)
+            text = "";
+    }
+    a->texts[a->first + index] = text;
+    return ST_OK;
+}
+
+enum status answers_finish(struct answers *a)
+{
+    ASSERT(!a->finished);
+    struct codepoints cp = {0};
+    enum status st = ST_OK;
+    for (int64_t i = 0; i < a->count; i++) {
+        const char *context = a->data->examples[a->first + i].context;
+        if (i == 0 || context != a->data->examples[a->first + i - 1].context)
+            TRY_GOTO(st, out, codepoints_build(&cp, context));
+        TRY_GOTO(st, out, finish_example(a, i, &cp));
+    }
+    a->finished = true;
+out:
+    codepoints_release(&cp);
+    return st;
+}
+
+const char *const *answers_texts(const struct answers *a)
+{
+    ASSERT(a->finished);
+    return a->texts;
+}
+
+const double *answers_null_odds(const struct answers *a)
+{
+    ASSERT(a->finished);
+    return a->options.null_answers ? a->null_odds : NULL;
+}
+
+const struct answer_best *answers_list(const struct answers *a, int64_t example, int32_t *count)
+{
+    ASSERT(a->finished);
+    ASSERT(example >= a->first && example < a->first + a->count);
+    *count = a->lists[example - a->first].count;
+    return a->lists[example - a->first].best;
+}
+
+/* ---- files ---------------------------------------------------------------------------------- */
+
+static json_t *text_value(const struct answers *a, int64_t example)
+{
+    return json_string(a->texts[example]);
+}
+
+static json_t *odds_value(const struct answers *a, int64_t example)
+{
+    return json_real(a->null_odds[example]);
+}
+
+static json_t *list_value(const struct answers *a, int64_t example)
+{
+    const struct answer_list *list = &a->lists[example - a->first];
+    json_t *array = json_array();
+    for (int32_t i = 0; i < list->count; i++) {
+        const struct answer_best *best = &list->best[i];
+        json_t *entry = json_pack("{s:s, s:f, s:f, s:f}", "text", best->text, "probability",
+                                  best->probability, "start_logit", (double)best->start_logit,
+                                  "end_logit", (double)best->end_logit);
+        if (json_array_append_new(array, entry) != 0) {
+            json_decref(array);
+            return NULL;
+        }
+    }
+    return array;
+}
+
+static enum status write_values(const struct answers *a, const char *path,
+                                json_t *(*value)(const struct answers *, int64_t))
+{
+    json_t *root = json_object();
+    enum status st;
+    for (int64_t i = a->first; i < a->first + a->count; i++)
+        if (json_object_set_new(root, a->data->examples[i].id, value(a, i)) != 0) {
+            st = FAIL(MEMORY, "out of memory while writing %s", path);
+            goto out;
+        }
+    TRY_GOTO(st, out, json_file_write(path, root));
+out:
+    json_decref(root);
+    return st;
+}
+
+enum status answers_write_json(const struct answers *a, const char *predictions_path,
+                               const char *nbest_path, const char *null_odds_path)
+{
+    ASSERT(a->finished);
+    TRY(write_values(a, predictions_path, text_value));
+    if (nbest_path != NULL)
+        TRY(write_values(a, nbest_path, list_value));
+    if (null_odds_path != NULL && a->options.null_answers)
+        TRY(write_values(a, null_odds_path, odds_value));
+    return ST_OK;
+}
+
+void answers_release(struct answers *a)
+{
+    mem_free(&a->slots);
+    mem_free(&a->spans);
+    mem_free(&a->lists);
+    mem_free(&a->texts);
+    mem_free(&a->null_odds);
+    pool_release(&a->pool);
+    *a = (struct answers){0};
+}

@@ -1,0 +1,43 @@
+/*
+ * io/json_file.h - JSON files in and out, with messages that say where.
+ *
+ * The tree is jansson's; callers include <jansson.h> themselves and end it with json_decref().
+ * Errors of the text read "path:line:column: ...", counted from 1; the column is where the token
+ * that does not fit ends. Non-finite numbers are not JSON: reading refuses them, and writing has
+ * none (json_real() gives NULL for them).
+ */
+#ifndef IO_JSON_FILE_H
+#define IO_JSON_FILE_H
+
+#include <stdint.h>
+
+#include "engine/base/status.h"
+
+C_BEGIN
+
+struct json_t;
+
+/**
+ * json_file_read() - parse a whole file, plain or gzip, with or without a byte order mark.
+ * @root: the tree, owned by the caller; NULL after a failure. Its top is an object or an array.
+ * @content_hash: XXH3-64 of the bytes after gunzip, or NULL.
+ *
+ * Return: ST_OK; ST_IO; ST_CORRUPT with line and column; ST_MEMORY.
+ */
+MUST_CHECK enum status json_file_read(struct json_t **root, const char *path,
+                                      uint64_t *content_hash);
+
+/**
+ * json_file_write() - write a tree: indented by 4, ASCII, keys in the order they were set, reals
+ * with 17 significant digits, a line end last.
+ *
+ * Return: ST_OK; ST_IO, then the file is as before; ST_MEMORY.
+ */
+MUST_CHECK enum status json_file_write(const char *path, const struct json_t *root);
+
+/** json_kind() - "an object", "a string", ..., "nothing" for NULL: for messages. */
+const char *json_kind(const struct json_t *value);
+
+C_END
+
+#endif

@@ -1,0 +1,100 @@
+#!/bin/sh
+# Find compilers and libraries, print what was chosen, keep it in a make fragment.
+#
+# usage: CC= NVCC= CUDA=auto|0|1 CUDA_ARCH= detect.sh OUTPUT
+# Exit 1, with one line a problem, when something needed is missing.
+set -u
+output=$1
+key="CC=$CC NVCC=$NVCC CUDA=$CUDA CUDA_ARCH=$CUDA_ARCH PKG=${PKG_CONFIG_PATH:-}"
+if [ -f "$output" ] && grep -qxF "# $key" "$output"; then
+    exit 0
+fi
+mkdir -p "$(dirname "$output")"
+work=$(mktemp -d) || exit 1
+trap 'rm -rf "$work"' EXIT
+
+# probe NAME HEADER SYMBOL LIBS [CFLAGS]: does a program with this header and symbol link?
+probe() {
+    printf '#include <%s>\nint main(void) { return (void *)(%s) == (void *)0; }\n' "$2" "$3" >"$work/p.c"
+    # shellcheck disable=SC2086
+    "$CC" -D_GNU_SOURCE ${5:-} "$work/p.c" -o "$work/p" $4 >"$work/log" 2>&1
+}
+
+cflags='' libs='' missing='' found=''
+# need NAME PKG HEADER SYMBOL FALLBACK_LIBS
+need() {
+    c='' l=$5
+    if pkg-config --exists "$2" 2>/dev/null; then
+        c=$(pkg-config --cflags "$2") l=$(pkg-config --libs "$2")
+    fi
+    if probe "$1" "$3" "$4" "$l" "$c"; then
+        cflags="$cflags $c" libs="$libs $l" found="$found $1"
+    else
+        missing="$missing $1"
+    fi
+}
+need OpenBLAS openblas cblas.h cblas_sgemm -lopenblas
+need libyaml yaml-0.1 yaml.h yaml_parser_parse -lyaml
+need jansson jansson jansson.h json_loadb -ljansson
+need utf8proc libutf8proc utf8proc.h utf8proc_decompose_char -lutf8proc
+need xxHash libxxhash xxhash.h XXH3_64bits -lxxhash
+need zlib zlib zlib.h gzopen -lz
+if [ -n "$missing" ]; then
+    echo "missing:$missing (run \`make deps\`)" >&2
+    exit 1
+fi
+
+have_cuda='' gencode=''
+if [ "$CUDA" != 0 ]; then
+    nvcc=$(command -v "$NVCC" 2>/dev/null || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
+    why=''
+    if [ -z "$nvcc" ]; then
+        why='nvcc not found'
+    else
+        # The real toolkit folder, also where nvcc is a wrapper or a link.
+        home=$("$nvcc" -dryrun -x cu /dev/null 2>&1 | sed -n 's/^#\$ TOP=//p')
+        [ -d "$home" ] || home=$(dirname "$(dirname "$(readlink -f "$nvcc")")")
+        inc='' lib=''
+        for d in "$home/include" "$home/targets/x86_64-linux/include" "$home/targets/sbsa-linux/include" ${NCCL_HOME:+"$NCCL_HOME/include"}; do
+            [ -d "$d" ] && inc="$inc -I$d"
+        done
+        for d in "$home/lib64" "$home/lib" "$home/targets/x86_64-linux/lib" "$home/targets/sbsa-linux/lib" /usr/lib/x86_64-linux-gnu ${NCCL_HOME:+"$NCCL_HOME/lib"}; do
+            [ -e "$d/libcublasLt.so" ] || [ -e "$d/libcudart.so" ] || [ -e "$d/libnccl.so" ] && lib="$lib -L$d -Wl,-rpath,$d"
+        done
+        if ! probe cudart cuda_runtime.h cudaGetDeviceCount "$lib -lcudart" "$inc"; then
+            why='the CUDA runtime does not link'
+        elif ! probe cublasLt cublasLt.h cublasLtMatmul "$lib -lcublasLt" "$inc"; then
+            why='cuBLASLt does not link'
+        elif ! probe nccl nccl.h ncclAllGather "$lib -lnccl -lcudart" "$inc"; then
+            why='NCCL does not link'
+        else
+            have_cuda=1
+            cflags="$cflags $inc" libs="$libs $lib -lcublasLt -lnccl -lcudart -lstdc++"
+            found="$found CUDA($nvcc)"
+            arch=$CUDA_ARCH
+            if [ -z "$arch" ]; then
+                arch=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d . | sort -u | tr '\n' ' ')
+            fi
+            [ -n "${arch# }" ] || arch='80 90'
+            for a in $arch; do
+                gencode="$gencode -gencode arch=compute_$a,code=sm_$a"
+            done
+            last=${arch% } last=${last##* }
+            gencode="$gencode -gencode arch=compute_${last%a},code=compute_${last%a}"
+            found="$found arch($arch)"
+        fi
+    fi
+    if [ -n "$why" ]; then
+        [ "$CUDA" = 1 ] && { echo "CUDA=1: $why" >&2; exit 1; }
+        found="$found no-CUDA($why)"
+    fi
+fi
+
+cat >"$output" <<MK
+# $key
+LIB_CFLAGS := $cflags
+LIB_LIBS := $libs
+HAVE_CUDA := $have_cuda
+CUDA_GENCODE := $gencode
+MK
+echo "build:$found" >&2

@@ -1,0 +1,114 @@
+#include <string.h>
+
+#include "shard/program.h"
+
+/* The last instruction of each stream that touched a buffer; -1: none. */
+struct touches {
+    int writer;
+    int reader[PROGRAM_STREAMS];
+    int any[PROGRAM_STREAMS];
+};
+
+static void wait_for(struct program *p, struct instr *in, int other)
+{
+    if (other < 0)
+        return;
+    int *wait = &in->wait[p->instrs[other].stream];
+    if (*wait < other)
+        *wait = other;
+}
+
+static bool overlap(const struct buffer *a, const struct buffer *b)
+{
+    return a->offset < b->offset + b->bytes && b->offset < a->offset + a->bytes;
+}
+
+/* Memory of @fresh was used by other buffers whose life is over: wait for their last uses. */
+static void wait_for_memory(struct program *p, const struct touches *touches, int fresh, int index)
+{
+    const struct buffer *f = &p->buffers[fresh];
+    for (int i = 0; i < p->buffer_count; i++) {
+        const struct buffer *old = &p->buffers[i];
+        if (i == fresh || old->persistent || old->first < 0 || !overlap(f, old))
+            continue;
+        for (int s = 0; s < PROGRAM_STREAMS; s++)
+            if (touches[i].any[s] < index)
+                wait_for(p, &p->instrs[index], touches[i].any[s]);
+    }
+}
+
+static void link_operands(struct program *p, struct touches *touches, int index)
+{
+    struct instr *in = &p->instrs[index];
+    for (int k = 0; k < in->operand_count; k++) {
+        struct touches *t = &touches[in->operands[k].buffer];
+        wait_for(p, in, t->writer);
+        if (in->operands[k].access & ACCESS_WRITE)
+            for (int s = 0; s < PROGRAM_STREAMS; s++)
+                wait_for(p, in, t->reader[s]);
+    }
+    for (int k = 0; k < in->operand_count; k++) {
+        struct touches *t = &touches[in->operands[k].buffer];
+        if (in->operands[k].access & ACCESS_WRITE)
+            t->writer = index;
+        if (in->operands[k].access & ACCESS_READ)
+            t->reader[in->stream] = index;
+        t->any[in->stream] = index;
+    }
+}
+
+enum status program_link(struct program *p, bool placed)
+{
+    struct touches *touches = NULL;
+    TRY(mem_alloc(&touches, sizeof *touches * (size_t)(p->buffer_count + 1)));
+    memset(touches, 0xFF, sizeof *touches * (size_t)p->buffer_count); /* all -1 */
+    for (int i = 0; i < p->instr_count; i++) {
+        for (int s = 0; s < PROGRAM_STREAMS; s++)
+            p->instrs[i].wait[s] = -1;
+        for (int k = 0; placed && k < p->instrs[i].operand_count; k++) {
+            int fresh = p->instrs[i].operands[k].buffer;
+            if (!p->buffers[fresh].persistent && p->buffers[fresh].first == i)
+                wait_for_memory(p, touches, fresh, i);
+        }
+        link_operands(p, touches, i);
+    }
+    mem_free(&touches);
+    return ST_OK;
+}
+
+const char *program_op_name(enum program_op op)
+{
+    static const char *const names[PROGRAM_OPS] = {"BEGIN",    "GATHER", "FORWARD",    "RECOMPUTE",
+                                                   "BACKWARD", "REDUCE", "ACCUMULATE", "NORM",
+                                                   "AGREE",    "UPDATE", "COLLECT",    "CUT"};
+    return names[op];
+}
+
+const char *program_stream_name(enum program_stream stream)
+{
+    static const char *const names[PROGRAM_STREAMS] = {"compute", "gather", "reduce"};
+    return names[stream];
+}
+
+const char *category_name(enum category c)
+{
+    static const char *const names[CATEGORY_COUNT] = {"parameters",  "gradients", "master_weights",
+                                                      "adam_m",      "adam_v",    "in_flight",
+                                                      "activations", "workspace", "batch"};
+    return names[c];
+}
+
+int64_t program_collective_bytes(const struct program *p, enum program_op op, int world_size)
+{
+    int64_t total = 0;
+    for (int i = 0; i < p->instr_count; i++) {
+        const struct instr *in = &p->instrs[i];
+        if (in->op != op)
+            continue;
+        enum role whole = op == OP_REDUCE || in->flags & FLAG_GRADIENT ? ROLE_GRAD : ROLE_PARAM;
+        const struct operand *o = program_operand(in, whole);
+        if (o != NULL)
+            total += (int64_t)p->buffers[o->buffer].bytes / world_size * (world_size - 1);
+    }
+    return total;
+}

@@ -1,0 +1,439 @@
+/*
+ * NCCL between processes of this machine, one a GPU. The program is its own rank, as in
+ * tests/comm_launch.c: each test starts it again with the test's role.
+ */
+#include "comm/nccl.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "comm/launch.h"
+#include "comm/socket.h"
+#include "engine/base/arena.h"
+#include "engine/base/file.h"
+#include "engine/base/log.h"
+#include "tests/support/support.h"
+
+enum { MAX_TEST_RANKS = 4, NUMEL = 30001, TIMEOUT_MS = 60000, DIES = 9 };
+
+#define CHECK(cond)                                                                                \
+    do {                                                                                           \
+        if (!(cond))                                                                               \
+            return FAIL(CORRUPT, "rank %d: check failed: %s", b->comm->rank, #cond);               \
+    } while (0)
+
+/* ---- a rank --------------------------------------------------------------------------------- */
+
+struct bench {
+    struct device *device;
+    struct comm *comm;
+    struct rendezvous *rv;
+    struct event done, fork, join[2];
+    void *a, *b, *c; /* device, NUMEL * 4 * ranks bytes each */
+    int32_t *host;   /* pinned, the same size */
+    size_t bytes;
+};
+
+static enum status bench_open(struct bench *b, const struct launch *l)
+{
+    int index = 0;
+    void *host = NULL;
+    TRY(launch_device(&index, l, device_cuda_count()));
+    TRY(device_open(&b->device, DEVICE_CUDA, PRECISION_AUTO, index, 1));
+    struct rendezvous_options options = {.rank = l->rank,
+                                         .world_size = l->world_size,
+                                         .address = l->address,
+                                         .port = l->port,
+                                         .token = l->token,
+                                         .listen_fd = l->listen_fd,
+                                         .timeout_ms = TIMEOUT_MS};
+    TRY(rendezvous_open(&b->rv, &options));
+    TRY(nccl_comm_open(&b->comm, b->device, l->rank, l->world_size, b->rv, TIMEOUT_MS));
+    b->bytes = (size_t)NUMEL * 4 * (size_t)l->world_size;
+    TRY(device_alloc(b->device, &b->a, b->bytes));
+    TRY(device_alloc(b->device, &b->b, b->bytes));
+    TRY(device_alloc(b->device, &b->c, b->bytes));
+    TRY(device_alloc_host(b->device, &host, b->bytes));
+    b->host = host;
+    TRY(event_open(b->device, &b->done));
+    TRY(event_open(b->device, &b->fork));
+    TRY(event_open(b->device, &b->join[0]));
+    return event_open(b->device, &b->join[1]);
+}
+
+static void bench_close(struct bench *b)
+{
+    void *host = b->host;
+    event_close(&b->done);
+    event_close(&b->fork);
+    event_close(&b->join[0]);
+    event_close(&b->join[1]);
+    comm_close(&b->comm);
+    rendezvous_close(&b->rv);
+    if (b->device == NULL)
+        return;
+    device_free(b->device, &b->a);
+    device_free(b->device, &b->b);
+    device_free(b->device, &b->c);
+    device_free_host(b->device, &host);
+    device_close(&b->device);
+}
+
+static struct stream *stream(struct bench *b, enum stream_id id)
+{
+    return &b->device->streams[id];
+}
+
+static enum status upload(struct bench *b, void *to, size_t bytes)
+{
+    TRY(device_copy(stream(b, STREAM_COMPUTE), to, b->host, bytes));
+    return stream_sync(stream(b, STREAM_COMPUTE));
+}
+
+static enum status download(struct bench *b, const void *from, size_t bytes)
+{
+    TRY(device_copy(stream(b, STREAM_COMPUTE), b->host, from, bytes));
+    return stream_sync(stream(b, STREAM_COMPUTE));
+}
+
+static enum status gathers(struct bench *b)
+{
+    int64_t rank = b->comm->rank, ranks = b->comm->world_size;
+    for (int64_t i = 0; i < NUMEL; i++)
+        b->host[i] = (int32_t)(rank * 1000000 + i);
+    TRY(upload(b, b->a, NUMEL * 4));
+    TRY(comm_all_gather(b->comm, stream(b, STREAM_GATHER), b->b, b->a, NUMEL, DTYPE_I32, &b->done));
+    TRY(event_wait(&b->done));
+    TRY(download(b, b->b, b->bytes));
+    for (int64_t r = 0; r < ranks; r++)
+        for (int64_t i = 0; i < NUMEL; i++)
+            CHECK(b->host[r * NUMEL + i] == r * 1000000 + i);
+    /* bf16 in place: the bits must arrive, whatever they are; two bytes an element. */
+    int64_t half = NUMEL - 1;
+    memset(b->host, (int)rank + 1, (size_t)half * 2);
+    TRY(upload(b, (char *)b->c + rank * half * 2, (size_t)half * 2));
+    TRY(comm_all_gather(b->comm, stream(b, STREAM_COMPUTE), b->c, (char *)b->c + rank * half * 2,
+                        half, DTYPE_BF16, &b->done));
+    TRY(event_wait(&b->done));
+    TRY(download(b, b->c, (size_t)(ranks * half * 2)));
+    for (int64_t i = 0; i < ranks * half * 2; i++)
+        CHECK(((char *)b->host)[i] == i / (half * 2) + 1);
+    return ST_OK;
+}
+
+/* Whole numbers are summed without rounding, so any order gives the same. */
+static enum status reduces(struct bench *b)
+{
+    int64_t rank = b->comm->rank, ranks = b->comm->world_size;
+    float *f = (float *)(void *)b->host;
+    for (int64_t i = 0; i < NUMEL * ranks; i++)
+        f[i] = (float)(i % 1000 + rank);
+    TRY(upload(b, b->a, b->bytes));
+    char *own = (char *)b->a + rank * NUMEL * 4; /* in place */
+    TRY(comm_reduce_scatter(b->comm, stream(b, STREAM_REDUCE), own, b->a, NUMEL, DTYPE_F32,
+                            &b->done));
+    TRY(event_wait(&b->done));
+    TRY(download(b, own, NUMEL * 4));
+    for (int64_t i = 0; i < NUMEL; i++)
+        CHECK(f[i] == (float)(ranks * ((rank * NUMEL + i) % 1000) + ranks * (ranks - 1) / 2));
+    return ST_OK;
+}
+
+static enum status broadcasts_and_exchanges(struct bench *b)
+{
+    int64_t rank = b->comm->rank, ranks = b->comm->world_size;
+    for (int64_t root = 0; root < ranks; root++) {
+        for (int64_t i = 0; i < NUMEL; i++)
+            b->host[i] = (int32_t)(rank == root ? 7 * i + root : -1);
+        TRY(upload(b, b->a, NUMEL * 4));
+        TRY(comm_broadcast(b->comm, stream(b, STREAM_GATHER), b->a, NUMEL, DTYPE_I32, (int)root,
+                           &b->done));
+        TRY(event_wait(&b->done));
+        TRY(download(b, b->a, NUMEL * 4));
+        for (int64_t i = 0; i < NUMEL; i++)
+            CHECK(b->host[i] == 7 * i + root);
+    }
+    int64_t all[MAX_TEST_RANKS] = {0}, mine = rank * rank;
+    TRY(comm_exchange(b->comm, all, &mine, sizeof mine));
+    for (int64_t r = 0; r < ranks; r++)
+        CHECK(all[r] == r * r);
+    TRY(comm_barrier(b->comm));
+    enum status st = comm_agree(b->comm, rank == ranks - 1 ? FAIL(IO, "no such file") : ST_OK);
+    CHECK(st == ST_IO);
+    return comm_agree(b->comm, ST_OK);
+}
+
+/* A gather on one stream and a reduction on another, both inside one captured piece. */
+static enum status capture(struct bench *b, struct graph **graph)
+{
+    struct stream *c = stream(b, STREAM_COMPUTE), *g = stream(b, STREAM_GATHER),
+                  *r = stream(b, STREAM_REDUCE);
+    TRY(stream_capture_begin(c));
+    TRY(device_copy(c, b->a, b->host, NUMEL * 4));
+    TRY(event_record(&b->fork, c));
+    TRY(stream_wait(g, &b->fork));
+    TRY(stream_wait(r, &b->fork));
+    TRY(comm_all_gather(b->comm, g, b->b, b->a, NUMEL, DTYPE_F32, &b->join[0]));
+    TRY(device_mark(g, 11));
+    TRY(event_record(&b->join[0], g));
+    TRY(stream_wait(r, &b->join[0]));
+    TRY(comm_reduce_scatter(b->comm, r, b->c, b->b, NUMEL, DTYPE_F32, &b->join[1]));
+    TRY(device_mark(r, 12));
+    TRY(event_record(&b->join[1], r));
+    TRY(stream_wait(c, &b->join[1]));
+    TRY(device_copy(c, b->host, b->c, NUMEL * 4));
+    return stream_capture_end(c, graph);
+}
+
+static enum status replays(struct bench *b)
+{
+    int64_t rank = b->comm->rank, ranks = b->comm->world_size;
+    float *f = (float *)(void *)b->host;
+    struct graph *graph = NULL;
+    size_t before = 0, after = 0;
+    TRY(capture(b, &graph));
+    enum status st = ST_OK;
+    for (int round = 0; st == ST_OK && round < 20; round++) {
+        for (int64_t i = 0; i < NUMEL; i++)
+            f[i] = (float)(rank + round + i % 100);
+        TRY_GOTO(st, out, graph_launch(stream(b, STREAM_COMPUTE), graph));
+        TRY_GOTO(st, out, stream_sync(stream(b, STREAM_COMPUTE)));
+        /* All gathered the same, so the sum is ranks times what this rank's number sent. */
+        for (int64_t i = 0; i < NUMEL && st == ST_OK; i++)
+            if (f[i] != (float)(ranks * (rank + round + i % 100)))
+                st = FAIL(CORRUPT, "replay %d, element %lld", round, (long long)i);
+        if (round == 1)
+            TRY_GOTO(st, out, device_memory_used(b->device, &before));
+    }
+    TRY_GOTO(st, out, device_memory_used(b->device, &after));
+    if (st == ST_OK && after != before)
+        st = FAIL(CORRUPT, "memory grew from %zu to %zu bytes over the replays", before, after);
+out:
+    graph_close(&graph); /* before the communicator */
+    return st;
+}
+
+/* The last rank dies while the others wait for its part of a collective. */
+static enum status one_dies(struct bench *b)
+{
+    TRY(comm_barrier(b->comm));
+    if (b->comm->rank == b->comm->world_size - 1)
+        raise(SIGKILL);
+    TRY(comm_all_gather(b->comm, stream(b, STREAM_GATHER), b->b, b->a, NUMEL, DTYPE_I32, &b->done));
+    return event_wait(&b->done);
+}
+
+/* The last rank never issues it; there is no failure to see, only the deadline. */
+static enum status one_is_silent(struct bench *b)
+{
+    b->comm->timeout_ms = 4000; /* not of the set-up, which may take longer */
+    TRY(comm_barrier(b->comm));
+    if (b->comm->rank == b->comm->world_size - 1) {
+        for (int i = 0; i < 1000; i++) {
+            nanosleep(&(struct timespec){.tv_nsec = 20 * 1000 * 1000}, NULL);
+            TRY(rendezvous_check(b->rv));
+        }
+        return ST_OK;
+    }
+    TRY(device_mark(stream(b, STREAM_GATHER), 41));
+    TRY(comm_all_gather(b->comm, stream(b, STREAM_GATHER), b->b, b->a, NUMEL, DTYPE_I32, &b->done));
+    return event_wait(&b->done);
+}
+
+/* The last rank gives up with a cause, as after an error of its own. */
+static enum status one_aborts(struct bench *b)
+{
+    TRY(comm_barrier(b->comm));
+    if (b->comm->rank == b->comm->world_size - 1) {
+        comm_abort(b->comm, "the disk is full");
+        return FAIL(IO, "the disk is full");
+    }
+    TRY(comm_all_gather(b->comm, stream(b, STREAM_GATHER), b->b, b->a, NUMEL, DTYPE_I32, &b->done));
+    return event_wait(&b->done);
+}
+
+static const struct role {
+    const char *name;
+    enum status (*run)(struct bench *b);
+} roles[] = {
+    {"gathers", gathers},      {"reduces", reduces},   {"others", broadcasts_and_exchanges},
+    {"replays", replays},      {"one_dies", one_dies}, {"one_aborts", one_aborts},
+    {"silent", one_is_silent},
+};
+
+/* rank LOG ROLE: exit code 0, or the status. What is said goes to LOG-rank. */
+static int be_rank(char **argv)
+{
+    struct launch l;
+    struct bench b;
+    char path[600];
+    memset(&b, 0, sizeof b);
+    enum status st = launch_discover(&l, 0);
+    if (st == ST_OK) {
+        log_set_rank(l.rank);
+        st = bench_open(&b, &l);
+    }
+    for (size_t i = 0; st == ST_OK && i < sizeof roles / sizeof roles[0]; i++)
+        if (strcmp(roles[i].name, argv[3]) == 0)
+            st = roles[i].run(&b);
+    snprintf(path, sizeof path, "%s-%d", argv[2], l.rank);
+    char message[4096];
+    snprintf(message, sizeof message, "%s", status_message());
+    if (file_write(path, message, strlen(message)) != ST_OK)
+        return 99;
+    bench_close(&b);
+    return (int)st;
+}
+
+/* ---- the tests ------------------------------------------------------------------------------ */
+
+struct run {
+    struct scratch scratch;
+    int ranks, exit_code;
+    int64_t ms;
+};
+
+static int test_ranks(void)
+{
+    int count = device_cuda_count();
+    return count < MAX_TEST_RANKS ? count : MAX_TEST_RANKS;
+}
+
+static void run_role(struct run *run, const char *role, int ranks)
+{
+    char log_path[512];
+    scratch_make(&run->scratch);
+    scratch_path(&run->scratch, log_path, "log");
+    char *argv[] = {(char *)"cuda_nccl", (char *)"rank", log_path, (char *)role, NULL};
+    int64_t begin = socket_clock_ms();
+    run->ranks = ranks;
+    assert_ok(launch_spawn(&run->exit_code, ranks, argv, 5000));
+    run->ms = socket_clock_ms() - begin;
+}
+
+static void assert_said(const struct run *run, int rank, const char *text)
+{
+    char path[512], name[32];
+    struct file_text said;
+    snprintf(name, sizeof name, "log-%d", rank);
+    assert_ok(file_read(&said, scratch_path(&run->scratch, path, name)));
+    if (strstr(said.data, text) == NULL)
+        fail_msg("rank %d said \"%s\", not \"%s\"", rank, said.data, text);
+    mem_free(&said.data);
+}
+
+static void run_well(const char *role, int ranks)
+{
+    struct run run;
+    run_role(&run, role, ranks);
+    for (int r = 0; run.exit_code != 0 && r < ranks; r++)
+        assert_said(&run, r, "(this rank should have succeeded)");
+    scratch_remove(&run.scratch);
+}
+
+#define NEEDS_GPUS(n)                                                                              \
+    do {                                                                                           \
+        if (test_ranks() < (n))                                                                    \
+            skip();                                                                                \
+    } while (0)
+
+static void one_rank_needs_no_rendezvous(void **state)
+{
+    (void)state;
+    NEEDS_GPUS(1);
+    run_well("gathers", 1);
+    run_well("reduces", 1);
+    run_well("replays", 1);
+}
+
+static void all_gather_brings_every_ranks_part(void **state)
+{
+    (void)state;
+    NEEDS_GPUS(2);
+    run_well("gathers", test_ranks());
+}
+
+static void reduce_scatter_sums_into_the_owner(void **state)
+{
+    (void)state;
+    NEEDS_GPUS(2);
+    run_well("reduces", test_ranks());
+}
+
+static void broadcast_exchange_barrier_and_agree_work(void **state)
+{
+    (void)state;
+    NEEDS_GPUS(2);
+    run_well("others", test_ranks());
+}
+
+static void captured_collectives_replay_without_new_memory(void **state)
+{
+    (void)state;
+    NEEDS_GPUS(2);
+    run_well("replays", test_ranks());
+}
+
+static void b86_a_dead_rank_ends_the_waits_of_the_others(void **state)
+{
+    (void)state;
+    NEEDS_GPUS(2);
+    struct run run;
+    char expected[64];
+    run_role(&run, "one_dies", test_ranks());
+    assert_int_equal(run.exit_code, 128 + SIGKILL);
+    snprintf(expected, sizeof expected, "rank %d closed its connection", run.ranks - 1);
+    for (int r = 0; r < run.ranks - 1; r++)
+        assert_said(&run, r, expected);
+    scratch_remove(&run.scratch);
+}
+
+static void b86_a_cause_reaches_ranks_that_wait_for_the_gpu(void **state)
+{
+    (void)state;
+    NEEDS_GPUS(2);
+    struct run run;
+    run_role(&run, "one_aborts", test_ranks());
+    assert_int_not_equal(run.exit_code, 0);
+    for (int r = 0; r < run.ranks; r++)
+        assert_said(&run, r, "the disk is full");
+    assert_true(run.ms < TIMEOUT_MS / 2);
+    scratch_remove(&run.scratch);
+}
+
+static void a_silent_rank_is_a_time_out_that_says_what_was_waited_for(void **state)
+{
+    (void)state;
+    NEEDS_GPUS(2);
+    struct run run;
+    run_role(&run, "silent", test_ranks());
+    assert_int_not_equal(run.exit_code, 0);
+    for (int r = 0; r < run.ranks; r++) {
+        assert_said(&run, r, "gather 41");
+        assert_said(&run, r, "last collective issued: all_gather 1 of 30001 int32 on the gather");
+    }
+    scratch_remove(&run.scratch);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 3 && strcmp(argv[1], "rank") == 0)
+        return be_rank(argv);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(one_rank_needs_no_rendezvous),
+        cmocka_unit_test(all_gather_brings_every_ranks_part),
+        cmocka_unit_test(reduce_scatter_sums_into_the_owner),
+        cmocka_unit_test(broadcast_exchange_barrier_and_agree_work),
+        cmocka_unit_test(captured_collectives_replay_without_new_memory),
+        cmocka_unit_test(b86_a_dead_rank_ends_the_waits_of_the_others),
+        cmocka_unit_test(b86_a_cause_reaches_ranks_that_wait_for_the_gpu),
+        cmocka_unit_test(a_silent_rank_is_a_time_out_that_says_what_was_waited_for),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

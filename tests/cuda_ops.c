@@ -1,0 +1,721 @@
+/*
+ * The CUDA ops against the CPU backend: odd sizes, tails, padded and empty sequences, dropout, set
+ * and add, frozen gradients, aliasing, guard bytes, two runs with the same bits.
+ *
+ * Without a GPU every test is skipped. TESSERA_SMALL=1 keeps the small cases, for
+ * compute-sanitizer. Tolerances are multiples of u, the unit round-off of the GPU's dtype (2^-9 or
+ * 2^-24), and of f = 2^-24, for sums in fp32; see twins.h for what they are relative to.
+ */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/base/out.h"
+#include "tests/support/twins.h"
+
+enum { PRECISIONS = 2 };
+
+struct group {
+    bool gpu;
+    bool small;
+    struct twins twins[PRECISIONS];
+};
+
+static const struct op_limits limits = {
+    .rows = 2048,
+    .channels = 1100,
+    .ffn = 4096,
+    .heads = 16,
+    .sequences = 64,
+    .max_length = 512,
+    .vocab_rows = 1024,
+    .world_size = 8,
+};
+
+/* ---- batches -------------------------------------------------------------------------------- */
+
+enum { MIXED, ALIGNED, NO_ROWS, ONLY_TAIL, LONG, BATCHES, SMALL_BATCHES = LONG };
+
+static const char *const batch_name[BATCHES] = {"mixed", "aligned", "no rows", "only tail", "long"};
+static const int mixed_lengths[] = {5, 0, 1, 33, 17, 0}, mixed_keys[] = {5, 0, 1, 33, 11, 0};
+static const int aligned_keys[] = {5, 0, 1, 30, 0, 0}, none[] = {0};
+static const int long_lengths[] = {175, 384, 1, 64, 65, 0, 128, 31};
+static const int long_keys[] = {175, 384, 1, 64, 65, 0, 100, 31};
+
+static const struct op_batch_spec batch_spec[BATCHES] = {
+    [MIXED] = {mixed_lengths, mixed_keys, 6, 61, 37, 23, 2, 1000},
+    [ALIGNED] = {mixed_lengths, aligned_keys, 6, 56, 40, 7, 3, 0}, /* positions: whole groups */
+    [NO_ROWS] = {none, none, 1, 0, 40, 23, 2, 0},
+    [ONLY_TAIL] = {none, none, 1, 13, 40, 23, 2, 0},
+    [LONG] = {long_lengths, long_keys, 8, 1000, 512, 300, 2, 70000},
+};
+
+static int batch_count(const struct group *g)
+{
+    return g->small ? SMALL_BATCHES : BATCHES;
+}
+
+/* ---- the group ------------------------------------------------------------------------------ */
+
+static int group_open(void **state)
+{
+    static struct group group;
+    const char *small = getenv("TESSERA_SMALL");
+    group.gpu = device_cuda_count() > 0;
+    group.small = small && strcmp(small, "1") == 0;
+    *state = &group;
+    if (!group.gpu)
+        return 0;
+    twins_open(&group.twins[0], PRECISION_FP32, &limits);
+    twins_open(&group.twins[1], PRECISION_BF16, &limits);
+    out("GPU: %s\n", group.twins[0].side[SIDE_GPU].device->name);
+    return 0;
+}
+
+static int group_close(void **state)
+{
+    struct group *g = *state;
+    if (!g->gpu)
+        return 0;
+    for (int i = 0; i < PRECISIONS; i++) {
+        twins_table(&g->twins[i]);
+        twins_close(&g->twins[i]);
+    }
+    return out_flush() == ST_OK ? 0 : -1;
+}
+
+/* Run @cases in both precisions; then fail if any case failed. */
+static void each(void **state, void (*cases)(const struct group *g, struct twins *w))
+{
+    struct group *g = *state;
+    int failures = 0;
+    if (!g->gpu)
+        skip();
+    for (int i = 0; i < PRECISIONS; i++) {
+        g->twins[i].failures = 0;
+        cases(g, &g->twins[i]);
+        failures += g->twins[i].failures;
+    }
+    assert_int_equal(failures, 0);
+}
+
+/* ---- gelu ----------------------------------------------------------------------------------- */
+
+static void gelu_cases(const struct group *g, struct twins *w)
+{
+    static const int sizes[] = {1, 7, 8, 263, 2049, 100000};
+    for (int i = 0; i < (g->small ? 4 : 6); i++) {
+        int n = sizes[i];
+        twins_begin(w, "gelu_forward", "n=%d", n);
+        struct twin x = twin_random(w, 1, n, 2.0);
+        struct twin y = twin_output(w, "out", 1, n, NULL, 1.05 * w->u + 32 * w->f);
+        TWINS_RUN(w, op_gelu_forward(ON_STREAM(w), ON(w, y), ON(w, x)));
+        twins_end(w);
+
+        twins_begin(w, "gelu_backward", "n=%d, dpre is dout", n);
+        x = twin_random(w, 1, n, 2.0);
+        double *dout = op_random(&w->side[SIDE_GPU], n, 1.0);
+        struct twin d = twin_output(w, "dpre", 1, n, dout, 1.05 * w->u + 32 * w->f);
+        TWINS_RUN(w, op_gelu_backward(ON_STREAM(w), ON(w, d), ON(w, d), ON(w, x)));
+        twins_end(w);
+    }
+}
+
+static void gelu(void **state)
+{
+    each(state, gelu_cases);
+}
+
+/* ---- linear --------------------------------------------------------------------------------- */
+
+struct linear_size {
+    int T, N, K;
+};
+
+static void linear_case(struct twins *w, struct linear_size z, bool add, bool bias)
+{
+    struct op_test *t = &w->side[SIDE_GPU];
+    int64_t T = z.T, N = z.N, K = z.K;
+    const char *how = add ? "add" : "set";
+    double scale = 1.0 / sqrt((double)K);
+
+    twins_begin(w, "linear_forward", "T=%d N=%d K=%d%s", z.T, z.N, z.K, bias ? " bias" : "");
+    struct twin x = twin_random(w, T, K, 1.0), m = twin_random(w, N, K, scale);
+    struct twin b = bias ? twin_1d(twin_random(w, 1, N, 1.0)) : twin_none();
+    struct twin y = twin_output(w, "y", T, N, NULL, 1.05 * w->u + 8 * sqrt((double)K) * w->f);
+    TWINS_RUN(w, op_linear_forward(ON_STREAM(w), ON(w, y), ON(w, x), ON(w, m), ON(w, b)));
+    twins_end(w);
+
+    twins_begin(w, "linear_backward_data", "T=%d N=%d K=%d %s", z.T, z.N, z.K, how);
+    struct twin dy = twin_random(w, T, N, 1.0);
+    m = twin_random(w, N, K, scale);
+    struct twin dx = twin_output(w, "dx", T, K, add ? op_random(t, T * K, 1.0) : NULL,
+                                 1.05 * w->u + 8 * sqrt((double)N) * w->f);
+    TWINS_RUN(w, op_linear_backward_data(ON_STREAM(w), ON(w, dx), ON(w, dy), ON(w, m), add));
+    twins_end(w);
+
+    twins_begin(w, "linear_backward_weight", "T=%d N=%d K=%d %s%s", z.T, z.N, z.K, how,
+                bias ? " dbias" : "");
+    dy = twin_random(w, T, N, 1.0);
+    x = twin_random(w, T, K, 1.0);
+    double tolerance = 8 * (sqrt((double)T) + 2) * w->f;
+    struct twin dw =
+        twin_output_f32(w, "dw", N, K, add ? op_random_f32(t, N * K, 1.0) : NULL, tolerance);
+    struct twin db = twin_none();
+    if (bias)
+        db = twin_output_f32(w, "dbias", 1, N, add ? op_random_f32(t, N, 1.0) : NULL, tolerance);
+    db = bias ? twin_1d(db) : db;
+    TWINS_RUN(
+        w, op_linear_backward_weight(ON_STREAM(w), ON(w, dw), ON(w, db), ON(w, dy), ON(w, x), add));
+    twins_end(w);
+}
+
+static void linear_cases(const struct group *g, struct twins *w)
+{
+    static const struct linear_size sizes[] = {
+        {0, 24, 16}, {1, 1, 1},        {61, 24, 40},     {13, 37, 5},      {64, 64, 64},
+        {7, 2, 768}, {1000, 768, 768}, {393, 2304, 768}, {1024, 384, 1536}};
+    for (int i = 0; i < (g->small ? 5 : 9); i++) {
+        linear_case(w, sizes[i], false, true);
+        linear_case(w, sizes[i], true, false);
+    }
+    /* Frozen weight: the bias alone. */
+    twins_begin(w, "linear_backward_weight", "T=61 N=24 K=8, dw frozen");
+    struct twin dy = twin_random(w, 61, 24, 1.0), x = twin_random(w, 61, 8, 1.0);
+    struct twin db = twin_1d(twin_output_f32(w, "dbias", 1, 24, NULL, 64 * w->f));
+    struct twin frozen = twin_none();
+    TWINS_RUN(w, op_linear_backward_weight(ON_STREAM(w), ON(w, frozen), ON(w, db), ON(w, dy),
+                                           ON(w, x), false));
+    twins_end(w);
+}
+
+static void linear(void **state)
+{
+    each(state, linear_cases);
+}
+
+/* ---- embedding ------------------------------------------------------------------------------ */
+
+/* A table split in two parts; the second only adds its rows. */
+static void embedding_case(struct twins *w, int batch, int channels)
+{
+    const struct op_batch_spec *spec = &batch_spec[batch];
+    int64_t T = spec->rows, C = channels, first = spec->vocab / 2, rest = spec->vocab - first;
+    struct op_test *t = &w->side[SIDE_GPU];
+    struct op_batch b[SIDES];
+
+    twins_begin(w, "embedding_forward", "%s C=%d", batch_name[batch], channels);
+    twin_batch(w, b, spec);
+    struct twin low = twin_random(w, first, C, 1.0), high = twin_random(w, rest, C, 1.0);
+    struct twin out = twin_output(w, "out", T, C, NULL, 0.0);
+    struct twin part = twin_output(w, "out of part 2", T, C, op_random(t, T * C, 1.0), 0.0);
+    TWINS_RUN(w,
+              op_embedding_forward(ON_STREAM(w), ON(w, out), ON(w, low), ON_BATCH(w, b), 0, true) |
+                  op_embedding_forward(ON_STREAM(w), ON(w, out), ON(w, high), ON_BATCH(w, b), first,
+                                       false) |
+                  op_embedding_forward(ON_STREAM(w), ON(w, part), ON(w, high), ON_BATCH(w, b),
+                                       first, false));
+    twins_end(w);
+
+    for (int add = 0; add < 2; add++) {
+        twins_begin(w, "embedding_backward", "%s C=%d %s", batch_name[batch], channels,
+                    add ? "add" : "set");
+        twin_batch(w, b, spec);
+        struct twin dout = twin_random(w, T, C, 1.0);
+        double *before = add ? op_random_f32(t, rest * C, 1.0) : NULL;
+        struct twin d = twin_output_f32(w, "dtable", rest, C, before, 64 * w->f);
+        TWINS_RUN(w, op_embedding_backward(ON_STREAM(w), ON(w, d), ON(w, dout), ON_BATCH(w, b),
+                                           first, add));
+        twins_end(w);
+    }
+}
+
+static void embedding_cases(const struct group *g, struct twins *w)
+{
+    static const int channels[] = {1, 63, 64, 264, 768};
+    for (int batch = 0; batch < batch_count(g); batch++)
+        for (int i = 0; i < (g->small ? 3 : 5); i++)
+            embedding_case(w, batch, channels[i]);
+}
+
+static void embedding(void **state)
+{
+    each(state, embedding_cases);
+}
+
+/* ---- norms ---------------------------------------------------------------------------------- */
+
+static const float EPS = 1e-5f;
+
+/* Statistics of rows as a forward pass leaves them: (2, T). */
+static double *norm_stats(struct twins *w, const double *z, const struct op_batch *b, int64_t C)
+{
+    int64_t T = b->host.rows;
+    double *stats = op_zeros(&w->side[SIDE_GPU], 2 * T);
+    for (int64_t row = 0; row < T; row++) {
+        double sum = 0, square = 0;
+        if (b->host.row_sequence[row] < 0)
+            continue;
+        for (int64_t c = 0; c < C; c++)
+            sum += z[row * C + c];
+        for (int64_t c = 0; c < C; c++)
+            square += pow(z[row * C + c] - sum / (double)C, 2);
+        stats[row] = op_round(DTYPE_F32, sum / (double)C);
+        stats[T + row] = op_round(DTYPE_F32, 1.0 / sqrt(square / (double)C + (double)EPS));
+    }
+    return stats;
+}
+
+static void norm_forward_case(struct twins *w, int batch, int64_t C, float p)
+{
+    const struct op_batch_spec *spec = &batch_spec[batch];
+    int64_t T = spec->rows;
+    struct op_test *t = &w->side[SIDE_GPU];
+    struct op_batch b[SIDES];
+    /* z is rounded before its norm is taken: about four of its deviations times u. */
+    double z_tolerance = 1.05 * w->u + 4 * w->f, tolerance = 5 * w->u + 64 * w->f;
+
+    twins_begin(w, "embedding_norm_forward", "%s C=%d p=%g", batch_name[batch], (int)C, (double)p);
+    twin_batch(w, b, spec);
+    struct twin_dropout drop = twin_dropout(w, p, SITE_EMBEDDING);
+    struct twin x = twin_random(w, T, C, 1.0), position = twin_random(w, spec->positions, C, 1.0);
+    struct twin type = twin_random(w, spec->types, C, 1.0);
+    struct twin gamma = twin_1d(twin_random(w, 1, C, 1.0));
+    struct twin beta = twin_1d(twin_random(w, 1, C, 1.0));
+    struct twin out = twin_output(w, "out", T, C, NULL, tolerance);
+    struct twin z = twin_output(w, "z", T, C, NULL, z_tolerance);
+    struct twin stats = twin_output_f32(w, "stats", 2, T, NULL, tolerance);
+    TWINS_RUN(w, op_embedding_norm_forward(ON_STREAM(w), ON(w, out), ON(w, z), ON(w, stats),
+                                           ON(w, x), ON(w, position), ON(w, type), ON(w, gamma),
+                                           ON(w, beta), ON_BATCH(w, b), EPS, drop.side[w->now]));
+    twins_end(w);
+
+    twins_begin(w, "residual_norm_forward", "%s C=%d p=%g, z is y", batch_name[batch], (int)C,
+                (double)p);
+    twin_batch(w, b, spec);
+    drop = twin_dropout(w, p, SITE_FFN_OUTPUT);
+    x = twin_random(w, T, C, 1.0);
+    gamma = twin_1d(twin_random(w, 1, C, 1.0));
+    beta = twin_1d(twin_random(w, 1, C, 1.0));
+    out = twin_output(w, "out", T, C, NULL, tolerance);
+    z = twin_output(w, "z", T, C, op_random(t, T * C, 1.0), z_tolerance);
+    stats = twin_output_f32(w, "stats", 2, T, NULL, tolerance);
+    TWINS_RUN(w, op_residual_norm_forward(ON_STREAM(w), ON(w, out), ON(w, z), ON(w, stats),
+                                          ON(w, x), ON(w, z), ON(w, gamma), ON(w, beta),
+                                          ON_BATCH(w, b), EPS, drop.side[w->now]));
+    twins_end(w);
+}
+
+static void embedding_norm_backward_case(struct twins *w, int batch, int64_t C, float p, bool add)
+{
+    const struct op_batch_spec *spec = &batch_spec[batch];
+    int64_t T = spec->rows;
+    struct op_test *t = &w->side[SIDE_GPU];
+    struct op_batch b[SIDES];
+    twins_begin(w, "embedding_norm_backward", "%s C=%d p=%g %s, dx is dout", batch_name[batch],
+                (int)C, (double)p, add ? "add" : "set");
+    twin_batch(w, b, spec);
+    struct twin_dropout drop = twin_dropout(w, p, SITE_EMBEDDING);
+    double *values = op_random(t, T * C, 1.0);
+    struct twin z = twin_of(w, values, T, C);
+    struct twin stats = twin_of_f32(w, norm_stats(w, values, &b[SIDE_GPU], C), 2, T);
+    struct twin gamma = twin_1d(twin_random(w, 1, C, 1.0));
+    struct twin dx = twin_output(w, "dx", T, C, op_random(t, T * C, 1.0), 1.05 * w->u + 64 * w->f);
+    /* The tables are sums of the dx that was stored. */
+    double tables = 2 * w->u + 64 * w->f;
+    int64_t P = spec->positions, types = spec->types;
+    struct twin position =
+        twin_output_f32(w, "dposition", P, C, add ? op_random_f32(t, P * C, 1.0) : NULL, tables);
+    struct twin type = twin_output_f32(w, "dtype", types, C,
+                                       add ? op_random_f32(t, types * C, 1.0) : NULL, tables);
+    struct twin dgamma = twin_1d(
+        twin_output_f32(w, "dgamma", 1, C, add ? op_random_f32(t, C, 1.0) : NULL, 128 * w->f));
+    struct twin dbeta = twin_1d(
+        twin_output_f32(w, "dbeta", 1, C, add ? op_random_f32(t, C, 1.0) : NULL, 128 * w->f));
+    TWINS_RUN(w, op_embedding_norm_backward(ON_STREAM(w), ON(w, dx), ON(w, position), ON(w, type),
+                                            ON(w, dgamma), ON(w, dbeta), ON(w, dx), ON(w, z),
+                                            ON(w, stats), ON(w, gamma), ON_BATCH(w, b),
+                                            drop.side[w->now], add));
+    twins_end(w);
+}
+
+static void residual_norm_backward_case(struct twins *w, int batch, int64_t C, float p, bool add)
+{
+    const struct op_batch_spec *spec = &batch_spec[batch];
+    int64_t T = spec->rows;
+    struct op_test *t = &w->side[SIDE_GPU];
+    struct op_batch b[SIDES];
+    bool frozen = add; /* then dgamma is not wanted */
+    twins_begin(w, "residual_norm_backward", "%s C=%d p=%g %s", batch_name[batch], (int)C,
+                (double)p, add ? "add, dgamma frozen" : "set");
+    twin_batch(w, b, spec);
+    struct twin_dropout drop = twin_dropout(w, p, SITE_ATTENTION_OUTPUT);
+    double *values = op_random(t, T * C, 1.0);
+    struct twin z = twin_of(w, values, T, C), dout = twin_random(w, T, C, 1.0);
+    struct twin stats = twin_of_f32(w, norm_stats(w, values, &b[SIDE_GPU], C), 2, T);
+    struct twin gamma = twin_1d(twin_random(w, 1, C, 1.0));
+    struct twin dx = twin_output(w, "dx", T, C, NULL, 1.05 * w->u + 64 * w->f);
+    struct twin dy = twin_output(w, "dy", T, C, NULL, 1.05 * w->u + 64 * w->f);
+    struct twin dgamma = twin_none();
+    if (!frozen)
+        dgamma = twin_1d(twin_output_f32(w, "dgamma", 1, C, NULL, 128 * w->f));
+    struct twin dbeta = twin_1d(
+        twin_output_f32(w, "dbeta", 1, C, add ? op_random_f32(t, C, 1.0) : NULL, 128 * w->f));
+    TWINS_RUN(w, op_residual_norm_backward(ON_STREAM(w), ON(w, dx), ON(w, dy), ON(w, dgamma),
+                                           ON(w, dbeta), ON(w, dout), ON(w, z), ON(w, stats),
+                                           ON(w, gamma), ON_BATCH(w, b), drop.side[w->now], add));
+    twins_end(w);
+}
+
+static void norm_cases(const struct group *g, struct twins *w)
+{
+    static const int channels[] = {8, 63, 64, 264, 768, 1024, 1100};
+    for (int batch = 0; batch < batch_count(g); batch++)
+        for (int i = 0; i < (g->small ? 3 : 7); i++)
+            for (int k = 0; k < 2; k++) {
+                float p = k ? 0.1f : 0.0f;
+                norm_forward_case(w, batch, channels[i], p);
+                embedding_norm_backward_case(w, batch, channels[i], p, k);
+                residual_norm_backward_case(w, batch, channels[i], p, k);
+            }
+}
+
+static void norm(void **state)
+{
+    each(state, norm_cases);
+}
+
+/* ---- attention ------------------------------------------------------------------------------ */
+
+struct attention_size {
+    int heads, width;
+};
+
+static void attention_case(struct twins *w, int batch, struct attention_size z, float p)
+{
+    const struct op_batch_spec *spec = &batch_spec[batch];
+    int64_t T = spec->rows, C = (int64_t)z.heads * z.width;
+    struct op_batch b[SIDES];
+
+    twins_begin(w, "attention_forward", "%s H=%d D=%d p=%g", batch_name[batch], z.heads, z.width,
+                (double)p);
+    twin_batch(w, b, spec);
+    struct twin_dropout drop = twin_dropout(w, p, SITE_ATTENTION);
+    double *values = op_random(&w->side[SIDE_GPU], T * 3 * C, 1.0);
+    struct twin qkv = twin_of(w, values, T, 3 * C);
+    /* Probabilities are rounded before they weigh the values. */
+    struct twin out = twin_output(w, "out", T, C, NULL, 5 * w->u + 128 * w->f);
+    struct twin lse = twin_output_f32(w, "lse", z.heads, T, NULL, 64 * w->f);
+    TWINS_RUN(w, op_attention_forward(ON_STREAM(w), ON(w, out), ON(w, lse), ON(w, qkv),
+                                      ON_BATCH(w, b), z.heads, drop.side[w->now]));
+    /* The CPU's results, rounded, are what both backward passes start from. */
+    struct op_test *cpu = &w->side[SIDE_CPU];
+    double *forward = op_get(cpu, out.side[SIDE_CPU]), *sums = op_get(cpu, lse.side[SIDE_CPU]);
+    double *keep[3] = {NULL, NULL, NULL};
+    const double *from[3] = {values, forward, sums};
+    const int64_t count[3] = {T * 3 * C, T * C, z.heads * T};
+    for (int i = 0; i < 3; i++) { /* twins_end() frees what the twins hold */
+        assert_ok(mem_alloc(&keep[i], (size_t)(count[i] + 1) * sizeof(double)));
+        memcpy(keep[i], from[i], (size_t)count[i] * sizeof(double));
+    }
+    for (int64_t i = 0; i < count[1]; i++)
+        keep[1][i] = op_round(w->side[SIDE_GPU].dtype, keep[1][i]);
+    twins_end(w);
+
+    twins_begin(w, "attention_backward", "%s H=%d D=%d p=%g", batch_name[batch], z.heads, z.width,
+                (double)p);
+    twin_batch(w, b, spec);
+    drop = twin_dropout(w, p, SITE_ATTENTION);
+    qkv = twin_of(w, keep[0], T, 3 * C);
+    out = twin_of(w, keep[1], T, C);
+    lse = twin_of_f32(w, keep[2], z.heads, T);
+    struct twin dout = twin_random(w, T, C, 1.0);
+    /* Three roundings in a row: P, dS and the result. */
+    struct twin d = twin_output(w, "dqkv", T, 3 * C, NULL, 8 * w->u + 256 * w->f);
+    TWINS_RUN(w, op_attention_backward(ON_STREAM(w), ON(w, d), ON(w, dout), ON(w, out), ON(w, lse),
+                                       ON(w, qkv), ON_BATCH(w, b), z.heads, drop.side[w->now]));
+    twins_end(w);
+    for (int i = 0; i < 3; i++)
+        mem_free(&keep[i]);
+}
+
+static void attention_cases(const struct group *g, struct twins *w)
+{
+    static const struct attention_size sizes[] = {{2, 32}, {2, 64}, {1, 128},
+                                                  {3, 8},  {2, 24}, {1, 200}};
+    for (int batch = 0; batch < batch_count(g); batch++)
+        for (int i = 0; i < 6; i++)
+            for (int k = 0; k < 2; k++)
+                attention_case(w, batch, sizes[i], k ? 0.1f : 0.0f);
+}
+
+static void attention(void **state)
+{
+    each(state, attention_cases);
+}
+
+/* ---- the head ------------------------------------------------------------------------------- */
+
+static int report_values(double *values, const void *host)
+{
+    struct step_report r;
+    memcpy(&r, host, sizeof r);
+    const double v[] = {r.loss_sum,       r.squared_norm, (double)r.sequences, (double)r.tokens,
+                        (double)r.finite, (double)r.stop, (double)r.signal,    (double)r.step};
+    memcpy(values, v, sizeof v);
+    return (int)(sizeof v / sizeof *v);
+}
+
+static struct step_report *report_of(struct twins *w, struct twin report)
+{
+    return ON(w, report).data;
+}
+
+static void span_case(struct twins *w, int batch, int64_t C, bool add)
+{
+    const struct op_batch_spec *spec = &batch_spec[batch];
+    int64_t T = spec->rows;
+    struct op_test *t = &w->side[SIDE_GPU];
+    struct op_batch b[SIDES];
+    const struct step_report start = {.loss_sum = 3.5, .sequences = 2, .finite = 1};
+
+    twins_begin(w, "span_logits_forward", "%s C=%d", batch_name[batch], (int)C);
+    twin_batch(w, b, spec);
+    struct twin x = twin_random(w, T, C, 1.0), m = twin_random(w, 2, C, 1.0);
+    struct twin bias = twin_1d(twin_random(w, 1, 2, 1.0));
+    struct twin logits = twin_output_f32(w, "logits", T, 2, NULL, 64 * w->f);
+    TWINS_RUN(w, op_span_logits_forward(ON_STREAM(w), ON(w, logits), ON(w, x), ON(w, m),
+                                        ON(w, bias), ON_BATCH(w, b)));
+    twins_end(w);
+
+    twins_begin(w, "span_logits_backward", "%s C=%d %s", batch_name[batch], (int)C,
+                add ? "add" : "set");
+    twin_batch(w, b, spec);
+    x = twin_random(w, T, C, 1.0);
+    m = twin_random(w, 2, C, 1.0);
+    double *d = op_random_f32(t, 2 * T, 1.0);
+    for (int64_t row = b[SIDE_GPU].host.cu_seqlens[spec->count]; row < T; row++)
+        d[2 * row] = d[2 * row + 1] = 0.0;
+    struct twin dlogits = twin_of_f32(w, d, T, 2);
+    struct twin dx = twin_output(w, "dx", T, C, NULL, 1.05 * w->u + 16 * w->f);
+    struct twin dw =
+        twin_output_f32(w, "dw", 2, C, add ? op_random_f32(t, 2 * C, 1.0) : NULL, 128 * w->f);
+    struct twin db = twin_1d(
+        twin_output_f32(w, "dbias", 1, 2, add ? op_random_f32(t, 2, 1.0) : NULL, 128 * w->f));
+    TWINS_RUN(w, op_span_logits_backward(ON_STREAM(w), ON(w, dx), ON(w, dw), ON(w, db),
+                                         ON(w, dlogits), ON(w, x), ON(w, m), ON_BATCH(w, b), add));
+    twins_end(w);
+
+    twins_begin(w, "span_loss", "%s%s", batch_name[batch], add ? ", evaluation" : "");
+    twin_batch(w, b, spec);
+    const struct step_state *state[SIDES];
+    for (int side = 0; side < SIDES; side++)
+        state[side] = op_state(&w->side[side], 0.125f);
+    logits = twin_random_f32(w, T, 2, 3.0);
+    dlogits = add ? twin_none() : twin_output_f32(w, "dlogits", T, 2, NULL, 8 * w->f);
+    struct twin report = twin_struct(w, "report", &start, sizeof start, report_values, 1e-12);
+    TWINS_RUN(w, op_span_loss(ON_STREAM(w), ON(w, dlogits), report_of(w, report), ON(w, logits),
+                              ON_BATCH(w, b), state[w->now]));
+    twins_end(w);
+}
+
+static void span_cases(const struct group *g, struct twins *w)
+{
+    static const int channels[] = {8, 63, 264, 768};
+    for (int batch = 0; batch < batch_count(g); batch++)
+        for (int i = 0; i < (g->small ? 2 : 4); i++)
+            span_case(w, batch, channels[i], i % 2);
+}
+
+static void span(void **state)
+{
+    each(state, span_cases);
+}
+
+/* ---- sums and casts ------------------------------------------------------------------------- */
+
+static void reduce_case(struct twins *w, int64_t n)
+{
+    struct op_test *t = &w->side[SIDE_GPU];
+    for (int add = 0; add < 2; add++) {
+        twins_begin(w, "accumulate", "n=%d %s", (int)n, add ? "add" : "set");
+        struct twin in = twin_random_f32(w, 1, n, 1.0);
+        struct twin sum =
+            twin_output_f32(w, "out", 1, n, add ? op_random_f32(t, n, 1.0) : NULL, 0.0);
+        TWINS_RUN(w, op_accumulate(ON_STREAM(w), ON(w, sum), ON(w, in), add));
+        twins_end(w);
+    }
+
+    twins_begin(w, "cast", "n=%d", (int)n);
+    double *x = op_random_f32(t, n, 1.0);
+    for (int64_t i = 0; i + 4 < n; i += 5) {
+        x[i] = 1.0 + ldexp((double)(i % 7), -8) + ldexp(1.0, -9); /* half way: to even */
+        x[i + 1] = i % 2 ? INFINITY : 1e-40;
+    }
+    struct twin in = twin_of_f32(w, x, 1, n), to = twin_output(w, "out", 1, n, NULL, w->u);
+    TWINS_RUN(w, op_cast(ON_STREAM(w), ON(w, to), ON(w, in)));
+    twins_end(w);
+
+    static const struct step_report start = {.squared_norm = 0.25, .finite = 1};
+    for (int bad = 0; bad < 3; bad++) {
+        twins_begin(w, "squared_norm", "n=%d%s", (int)n,
+                    bad == 0   ? ""
+                    : bad == 1 ? ", one inf"
+                               : ", large");
+        x = op_random_f32(t, n, 1.0);
+        if (bad == 1 && n > 0)
+            x[n - 1] = INFINITY;
+        if (bad == 2 && n > 0)
+            x[n / 2] = ldexp(1.0, 100);
+        struct twin g = twin_1d(twin_of_f32(w, x, 1, n));
+        struct twin report = twin_struct(w, "report", &start, sizeof start, report_values, 1e-13);
+        TWINS_RUN(w, op_squared_norm(ON_STREAM(w), report_of(w, report), ON(w, g)));
+        twins_end(w);
+    }
+}
+
+static void reduce_cases(const struct group *g, struct twins *w)
+{
+    static const int sizes[] = {0, 1, 3, 4, 1023, 5000, 3000001};
+    for (int i = 0; i < (g->small ? 6 : 7); i++)
+        reduce_case(w, sizes[i]);
+}
+
+static void reduce(void **state)
+{
+    each(state, reduce_cases);
+}
+
+/* ---- the step ------------------------------------------------------------------------------- */
+
+static int state_values(double *values, const void *host)
+{
+    struct step_state s;
+    memcpy(&s, host, sizeof s);
+    const double v[] = {
+        (double)s.t,           (double)s.lr,   (double)s.clip, (double)s.correction1,
+        (double)s.correction2, (double)s.skip, (double)s.stop, (double)s.signal,
+        (double)s.agreed,      s.loss,         s.grad_norm,    (double)s.sequences,
+        (double)s.tokens};
+    memcpy(values, v, sizeof v);
+    return (int)(sizeof v / sizeof *v);
+}
+
+static void agree_case(struct twins *w, enum schedule_kind schedule, int64_t t, bool finite)
+{
+    struct step_report reports[3] = {0};
+    const struct step_state start = {.host = {.step = 11, .seed = 5}, .t = t};
+    const struct optim_hyper hyper = {.lr = 3e-5f,
+                                      .beta1 = 0.9f,
+                                      .beta2 = 0.999f,
+                                      .eps = 1e-8f,
+                                      .weight_decay = 0.01f,
+                                      .max_grad_norm = 1.0f,
+                                      .warmup_steps = 10,
+                                      .total_steps = 100,
+                                      .schedule = schedule};
+    for (int r = 0; r < 3; r++)
+        reports[r] = (struct step_report){.loss_sum = 1.25 * r + 0.1,
+                                          .squared_norm = 0.7 * r + 0.3,
+                                          .sequences = r + 1,
+                                          .tokens = 100 * r,
+                                          .finite = finite || r != 1,
+                                          .stop = r == 2 ? STOP_SIGNAL : 0,
+                                          .signal = r == 2 ? 15 : 0,
+                                          .step = 11};
+    twins_begin(w, "agree", "schedule %d, t=%d%s", schedule, (int)t, finite ? "" : ", not finite");
+    struct step_report *on_device[SIDES];
+    for (int side = 0; side < SIDES; side++)
+        on_device[side] = op_upload(&w->side[side], reports, sizeof reports);
+    struct twin state = twin_struct(w, "state", &start, sizeof start, state_values, 4 * w->f);
+    TWINS_RUN(w, op_agree(ON_STREAM(w), ON(w, state).data, on_device[w->now], 3, &hyper));
+    twins_end(w);
+
+    twins_begin(w, "report_begin", "schedule %d, t=%d", schedule, (int)t);
+    const struct step_state now = {
+        .host = {.step = 12, .tokens = 345, .stop = STOP_EARLY, .signal = 2, .training = 1}};
+    const struct step_state *state_on[SIDES];
+    for (int side = 0; side < SIDES; side++)
+        state_on[side] = op_upload(&w->side[side], &now, sizeof now);
+    struct twin report = twin_struct(w, "report", reports, sizeof *reports, report_values, 0.0);
+    TWINS_RUN(w, op_report_begin(ON_STREAM(w), report_of(w, report), state_on[w->now]));
+    twins_end(w);
+}
+
+static void agree_cases(const struct group *g, struct twins *w)
+{
+    static const int64_t applied[] = {0, 3, 10, 55, 100, 120};
+    (void)g;
+    for (int kind = SCHEDULE_LINEAR; kind <= SCHEDULE_CONSTANT; kind++)
+        for (int i = 0; i < 6; i++)
+            agree_case(w, (enum schedule_kind)kind, applied[i], i != 3);
+}
+
+static void report_and_agree(void **state)
+{
+    each(state, agree_cases);
+}
+
+static double *squares(double *x, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        x[i] = op_round(DTYPE_F32, x[i] * x[i]);
+    return x;
+}
+
+static void adamw_case(struct twins *w, int64_t n, bool skip, bool copy)
+{
+    struct op_test *t = &w->side[SIDE_GPU];
+    const struct step_state now = {
+        .lr = 1e-3f, .clip = 0.5f, .correction1 = 0.271f, .correction2 = 0.002997f, .skip = skip};
+    const struct optim_hyper hyper = {
+        .lr = 1e-3f, .beta1 = 0.9f, .beta2 = 0.999f, .eps = 1e-8f, .weight_decay = 0.01f};
+    const int64_t a = n / 3, b = n / 2; /* not multiples of four */
+    const struct adam_range ranges[] = {{0, a, true, false},
+                                        {a, 0, false, false},
+                                        {a, b - a, false, true},
+                                        {b, n - b, false, false}};
+    double tolerance = skip ? 0.0 : 16 * w->f;
+    twins_begin(w, "adamw", "n=%d%s%s", (int)n, skip ? " skip" : "", copy ? " copy" : "");
+    const struct step_state *state[SIDES];
+    for (int side = 0; side < SIDES; side++)
+        state[side] = op_upload(&w->side[side], &now, sizeof now);
+    struct twin param = twin_none();
+    if (copy)
+        param = twin_1d(twin_output(w, "param", 1, n, op_random(t, n, 1.0),
+                                    skip ? 0.0 : 1.05 * w->u + tolerance));
+    struct twin master =
+        twin_1d(twin_output_f32(w, "master", 1, n, op_random_f32(t, n, 1.0), tolerance));
+    struct twin m = twin_1d(twin_output_f32(w, "m", 1, n, op_random_f32(t, n, 0.1), tolerance));
+    struct twin v =
+        twin_1d(twin_output_f32(w, "v", 1, n, squares(op_random_f32(t, n, 0.1), n), tolerance));
+    struct twin grad = twin_1d(twin_random_f32(w, 1, n, 1.0));
+    TWINS_RUN(w, op_adamw(ON_STREAM(w), ON(w, param), ON(w, master), ON(w, m), ON(w, v),
+                          ON(w, grad), ranges, 4, state[w->now], &hyper));
+    twins_end(w);
+}
+
+static void adamw_cases(const struct group *g, struct twins *w)
+{
+    static const int sizes[] = {0, 1, 5, 128, 1000, 100003};
+    for (int i = 0; i < (g->small ? 5 : 6); i++) {
+        adamw_case(w, sizes[i], false, true);
+        adamw_case(w, sizes[i], false, false);
+        adamw_case(w, sizes[i], true, true);
+    }
+}
+
+static void adamw(void **state)
+{
+    each(state, adamw_cases);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(gelu),   cmocka_unit_test(linear),    cmocka_unit_test(embedding),
+        cmocka_unit_test(norm),   cmocka_unit_test(attention), cmocka_unit_test(span),
+        cmocka_unit_test(reduce), cmocka_unit_test(adamw),     cmocka_unit_test(report_and_agree),
+    };
+    return cmocka_run_group_tests(tests, group_open, group_close);
+}

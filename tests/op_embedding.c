@@ -1,0 +1,69 @@
+/* engine/ops/embedding.h: look-up in a table that is split in parts. */
+#include "tests/support/ops.h"
+
+enum { C = 19, V = 23, FIRST = 9 }; /* parts: rows 0..8 and 9..22 */
+
+static void parts_of_a_split_table_fill_every_row(void **state)
+{
+    struct op_test *t = *state;
+    struct op_batch b;
+    op_mixed_batch(t, &b);
+    int64_t T = b.host.rows;
+    double *table = op_random(t, V * C, 1.0), *want = op_zeros(t, T * C);
+    for (int64_t i = 0; i < T * C; i++) {
+        int32_t token = b.host.token[i / C];
+        want[i] = token < 0 ? 0.0 : table[token * C + i % C];
+    }
+    struct tensor out = op_put_2d(t, NULL, T, C), low = op_put_2d(t, table, FIRST, C);
+    struct tensor high = op_put_2d(t, table + FIRST * C, V - FIRST, C);
+    assert_ok(op_embedding_forward(t->s, out, low, &b.q, 0, true));
+    assert_ok(op_embedding_forward(t->s, out, high, &b.q, FIRST, false));
+    op_same("out", op_get(t, out), want, T * C);
+}
+
+static void gradients_add_up_per_token(void **state)
+{
+    struct op_test *t = *state;
+    struct op_batch b;
+    op_mixed_batch(t, &b);
+    int64_t T = b.host.rows, n = (V - FIRST) * C;
+    double *dout = op_random(t, T * C, 1.0), *want = op_zeros(t, V * C);
+    double *before = op_random_f32(t, n, 1.0);
+    for (int64_t i = 0; i < T * C; i++)
+        if (b.host.token[i / C] >= 0)
+            want[b.host.token[i / C] * C + i % C] += dout[i];
+    struct tensor dtable = op_put_f32_2d(t, NULL, V - FIRST, C), ddout = op_put_2d(t, dout, T, C);
+    struct tensor again = op_put_f32_2d(t, NULL, V - FIRST, C);
+    struct tensor sum = op_put_f32_2d(t, before, V - FIRST, C);
+    assert_ok(op_embedding_backward(t->s, dtable, ddout, &b.q, FIRST, false));
+    assert_ok(op_embedding_backward(t->s, again, ddout, &b.q, FIRST, false));
+    assert_ok(op_embedding_backward(t->s, sum, ddout, &b.q, FIRST, true));
+    assert_ok(op_embedding_backward(t->s, op_none(), ddout, &b.q, FIRST, true));
+    op_close("dtable", op_get(t, dtable), want + FIRST * C, n, 61 * 1.2e-7 * 4);
+    op_same("bits", op_get(t, again), op_get(t, dtable), n);
+    for (int64_t i = 0; i < n; i++)
+        before[i] += want[FIRST * C + i];
+    op_close("added", op_get(t, sum), before, n, 61 * 1.2e-7 * 4);
+}
+
+static void b25_without_rows_the_gradient_is_zero(void **state)
+{
+    struct op_test *t = *state;
+    struct op_batch b;
+    op_empty_batch(t, &b);
+    struct tensor out = op_put_2d(t, NULL, 0, C), table = op_put_2d(t, NULL, V, C);
+    struct tensor dtable = op_put_f32_2d(t, NULL, V, C);
+    assert_ok(op_embedding_forward(t->s, out, table, &b.q, 0, true));
+    assert_ok(op_embedding_backward(t->s, dtable, out, &b.q, 0, false));
+    op_same("dtable", op_get(t, dtable), op_zeros(t, V * C), V * C);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(parts_of_a_split_table_fill_every_row),
+        cmocka_unit_test(gradients_add_up_per_token),
+        cmocka_unit_test(b25_without_rows_the_gradient_is_zero),
+    };
+    return OP_TESTS_RUN(tests);
+}

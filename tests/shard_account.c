@@ -1,0 +1,313 @@
+#include "shard/account.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "tests/support/program_spec.h"
+#include "tests/support/support.h"
+
+enum { PLANS = 250, MAX_BUFFERS = 4096 };
+
+static void build(struct plan *plan, struct account *account, const struct spec_case *c)
+{
+    *plan = (struct plan){0};
+    assert_ok(plan_build(plan, account, &c->spec));
+}
+
+static struct account quick_account(const struct spec_case *c)
+{
+    struct plan plan;
+    struct account account;
+    build(&plan, &account, c);
+    plan_release(&plan);
+    return account;
+}
+
+/* ---- placement ---- */
+
+static int by_offset(const void *left, const void *right)
+{
+    const struct buffer *a = *(const struct buffer *const *)left;
+    const struct buffer *b = *(const struct buffer *const *)right;
+    return a->offset < b->offset ? -1 : a->offset > b->offset;
+}
+
+static void check_disjoint(const struct program *p, int instr, const struct account *account)
+{
+    static const struct buffer *live[MAX_BUFFERS];
+    int count = 0;
+    assert_true(p->buffer_count <= MAX_BUFFERS);
+    for (int i = 0; i < p->buffer_count; i++)
+        if (p->buffers[i].bytes > 0 && buffer_live_at(&p->buffers[i], instr))
+            live[count++] = &p->buffers[i];
+    qsort(live, (size_t)count, sizeof live[0], by_offset);
+    for (int i = 0; i < count; i++) {
+        size_t end = i + 1 < count ? live[i + 1]->offset : account->arena_bytes;
+        assert_int_equal(live[i]->offset % ARENA_ALIGN, 0);
+        assert_true(live[i]->offset + live[i]->bytes <= end);
+    }
+}
+
+static void buffers_that_live_together_do_not_overlap(void **state)
+{
+    static struct spec_case c;
+    uint64_t random = test_seed();
+    (void)state;
+    for (int i = 0; i < PLANS; i++) {
+        struct plan plan;
+        struct account account;
+        spec_random(&c, &random);
+        build(&plan, &account, &c);
+        for (int k = 0; k < PROGRAM_KINDS; k++)
+            for (int n = 0; n < plan.programs[k].instr_count; n++)
+                check_disjoint(&plan.programs[k], n, &account);
+        plan_release(&plan);
+    }
+}
+
+static void shared_buffers_are_at_one_place_in_all_programs(void **state)
+{
+    static struct spec_case c;
+    uint64_t random = test_seed();
+    (void)state;
+    for (int i = 0; i < PLANS; i++) {
+        struct plan plan;
+        struct account account;
+        spec_random(&c, &random);
+        build(&plan, &account, &c);
+        const struct program *step = &plan.programs[PROGRAM_STEP];
+        for (int k = 0; k < PROGRAM_KINDS; k++)
+            for (int b = 0; b < step->shared_count; b++)
+                assert_int_equal(plan.programs[k].buffers[b].offset, step->buffers[b].offset);
+        plan_release(&plan);
+    }
+}
+
+/* Carried buffers live across the turn's end: before their last use and after their refill. */
+static void carried_lives_wrap_round_the_turn(void **state)
+{
+    struct buffer b = {.carried = true, .first = 8, .last = 3};
+    (void)state;
+    for (int i = 0; i < 10; i++)
+        assert_int_equal(buffer_live_at(&b, i), i <= 3 || i >= 8);
+    b.first = -1;
+    assert_false(buffer_live_at(&b, 0));
+    b = (struct buffer){.persistent = true, .first = 0, .last = -1};
+    assert_true(buffer_live_at(&b, 5));
+}
+
+/* ---- sums ---- */
+
+/* Live bytes from the operands alone, the peak and each category's maximum from those. */
+static void recount(const struct program *p, size_t own_max[CATEGORY_COUNT], size_t *most)
+{
+    for (int n = 0; n < p->instr_count; n++) {
+        size_t bytes[CATEGORY_COUNT] = {0}, sum = 0;
+        for (int i = 0; i < p->buffer_count; i++) {
+            const struct buffer *b = &p->buffers[i];
+            bool before = false, now = false, later = false;
+            for (int k = 0; k < p->instr_count && !b->persistent; k++)
+                for (int o = 0; o < p->instrs[k].operand_count; o++) {
+                    bool touches = p->instrs[k].operands[o].buffer == i;
+                    bool refill = b->carried && p->instrs[k].op == OP_GATHER;
+                    before = before || (touches && k < n && (refill || !b->carried));
+                    now = now || (touches && k == n);
+                    later = later || (touches && k > n && !refill);
+                }
+            bool live = b->carried ? before || now || later : (before && later) || now;
+            if (b->persistent || live) {
+                bytes[b->category] += b->bytes;
+                sum += b->bytes;
+            }
+        }
+        for (int k = 0; k < CATEGORY_COUNT; k++)
+            own_max[k] = bytes[k] > own_max[k] ? bytes[k] : own_max[k];
+        *most = sum > *most ? sum : *most;
+    }
+}
+
+static void the_peak_is_the_sum_of_its_categories(void **state)
+{
+    static struct spec_case c;
+    uint64_t random = test_seed();
+    (void)state;
+    for (int i = 0; i < PLANS; i++) {
+        struct plan plan;
+        struct account account;
+        size_t sum = 0, most = 0, own_max[CATEGORY_COUNT] = {0}, bytes[CATEGORY_COUNT];
+        spec_random(&c, &random);
+        build(&plan, &account, &c);
+        for (int k = 0; k < PROGRAM_KINDS && i < PLANS / 10; k++)
+            recount(&plan.programs[k], own_max, &most);
+        for (int k = 0; k < CATEGORY_COUNT; k++) {
+            sum += account.at_peak[k];
+            assert_true(account.own_max[k] >= account.at_peak[k]);
+            if (i < PLANS / 10)
+                assert_int_equal(account.own_max[k], own_max[k]);
+        }
+        if (i < PLANS / 10)
+            assert_int_equal(account.live_peak_bytes, most);
+        assert_int_equal(sum, account.live_peak_bytes);
+        assert_true(account.arena_bytes >= account.live_peak_bytes);
+        assert_true(account.live_peak_bytes >= account.persistent_bytes);
+        assert_int_equal(account_live(&plan.programs[account.peak_program], account.peak_instr,
+                                      bytes),
+                         account.live_peak_bytes);
+        plan_release(&plan);
+    }
+}
+
+static size_t numel_of(const struct spec_case *c, bool whole)
+{
+    size_t numel = 0;
+    for (int u = 0; u < c->spec.unit_count; u++)
+        numel += (size_t)c->units[u].shard_numel;
+    return whole ? numel * (size_t)c->spec.world_size : numel;
+}
+
+static void state_bytes_are_those_of_the_stage(void **state)
+{
+    static struct spec_case c;
+    (void)state;
+    for (int bf16 = 0; bf16 < 2; bf16++)
+        for (int stage = 0; stage < 4; stage++)
+            for (int world = 1; world <= 8; world++) {
+                spec_bert(&c, &spec_bert_base, bf16 ? DTYPE_BF16 : DTYPE_F32, stage, world);
+                struct account a = quick_account(&c);
+                size_t optimizer = 4 * numel_of(&c, stage == 0);
+                assert_int_equal(a.own_max[CATEGORY_PARAMETERS],
+                                 (bf16 ? 2 : 4) * numel_of(&c, stage < 3));
+                assert_int_equal(a.own_max[CATEGORY_MASTER], bf16 ? optimizer : 0);
+                assert_int_equal(a.own_max[CATEGORY_ADAM_M], optimizer);
+                assert_int_equal(a.own_max[CATEGORY_ADAM_V], optimizer);
+            }
+}
+
+static void b62_memory_falls_with_the_world_size(void **state)
+{
+    static struct spec_case c;
+    (void)state;
+    for (int stage = 1; stage < 4; stage++) {
+        struct account before = {.live_peak_bytes = SIZE_MAX, .persistent_bytes = SIZE_MAX};
+        for (int world = 1; world <= 32; world *= 2) {
+            spec_bert(&c, &spec_bert_large, DTYPE_BF16, stage, world);
+            struct account now = quick_account(&c);
+            assert_true(now.live_peak_bytes < before.live_peak_bytes);
+            assert_true(now.persistent_bytes < before.persistent_bytes);
+            before = now;
+        }
+    }
+}
+
+/*
+ * A higher stage never needs more, from two ranks on. On one rank nothing is partitioned, and what
+ * the stages hold apart is added: stage 1 a gradient shard beside the full gradient, stages 2 and 3
+ * a reduce temporary, stage 3 gathered copies.
+ */
+static void b63_a_stage_needs_no_more_than_the_one_below(void **state)
+{
+    static struct spec_case c;
+    (void)state;
+    for (int variant = 0; variant < 16; variant++)
+        for (int world = 2; world <= 8; world += world < 4 ? 1 : 4) {
+            size_t below = SIZE_MAX;
+            for (int stage = 0; stage < 4; stage++) {
+                spec_bert(&c, variant & 1 ? &spec_bert_large : &spec_bert_base,
+                          variant & 2 ? DTYPE_BF16 : DTYPE_F32, stage, world);
+                c.spec.micro_batches = variant & 4 ? 4 : 1;
+                c.spec.recompute = variant & 8;
+                c.spec.prefetch = 2;
+                struct account a = quick_account(&c);
+                assert_true(a.live_peak_bytes <= below);
+                below = a.live_peak_bytes;
+            }
+        }
+}
+
+/* Without accumulation a full gradient ends with its REDUCE at stages 1 and 2 alike. */
+static void stages_1_and_2_are_equal_without_accumulation(void **state)
+{
+    static struct spec_case c;
+    (void)state;
+    spec_bert(&c, &spec_bert_base, DTYPE_BF16, 1, 4);
+    size_t one = quick_account(&c).live_peak_bytes;
+    c.spec.zero_stage = 2;
+    assert_int_equal(quick_account(&c).live_peak_bytes, one);
+    c.spec.micro_batches = 2;
+    size_t two = quick_account(&c).live_peak_bytes;
+    c.spec.zero_stage = 1;
+    assert_true(two < quick_account(&c).live_peak_bytes);
+}
+
+static void recompute_saves_activations(void **state)
+{
+    static struct spec_case c;
+    (void)state;
+    spec_bert(&c, &spec_bert_base, DTYPE_BF16, 3, 4);
+    size_t kept = quick_account(&c).own_max[CATEGORY_ACTIVATIONS];
+    c.spec.recompute = true;
+    size_t again = quick_account(&c).own_max[CATEGORY_ACTIVATIONS];
+    print_message("activations: %zu bytes kept, %zu recomputed\n", kept, again);
+    assert_true(again < kept / 4);
+}
+
+/* ---- packing ---- */
+
+static void packing_loses_at_most_three_percent(void **state)
+{
+    static struct spec_case c;
+    static const int worlds[] = {1, 2, 3, 4, 8};
+    double worst = 0;
+    (void)state;
+    for (int large = 0; large < 2; large++)
+        for (int stage = 0; stage < 4; stage++)
+            for (int w = 0; w < 5; w++)
+                for (int variant = 0; variant < 12; variant++) {
+                    spec_bert(&c, large ? &spec_bert_large : &spec_bert_base,
+                              variant & 1 ? DTYPE_BF16 : DTYPE_F32, stage, worlds[w]);
+                    c.spec.recompute = variant & 1;
+                    c.spec.micro_batches = variant & 2 ? 4 : 1;
+                    c.spec.prefetch = variant / 4;
+                    struct account a = quick_account(&c);
+                    double loss = (double)a.arena_bytes / (double)a.live_peak_bytes - 1;
+                    worst = loss > worst ? loss : worst;
+                    assert_true(loss <= 0.03);
+                }
+    print_message("largest packing loss: %.2f%%\n", 100 * worst);
+}
+
+static void a_large_plan_is_made_quickly(void **state)
+{
+    static struct spec_case c;
+    struct timespec begin, end;
+    (void)state;
+    spec_bert(&c, &spec_bert_large, DTYPE_F32, 3, 8);
+    c.spec.micro_batches = 8;
+    c.spec.recompute = true;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &begin);
+    quick_account(&c);
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &end);
+    double seconds =
+        (double)(end.tv_sec - begin.tv_sec) + 1e-9 * (double)(end.tv_nsec - begin.tv_nsec);
+    print_message("BERT-large, 8 micro-batches: planned in %.3f s\n", seconds);
+    assert_true(seconds < 3); /* ten times what it takes, for slow and instrumented builds */
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(buffers_that_live_together_do_not_overlap),
+        cmocka_unit_test(shared_buffers_are_at_one_place_in_all_programs),
+        cmocka_unit_test(carried_lives_wrap_round_the_turn),
+        cmocka_unit_test(the_peak_is_the_sum_of_its_categories),
+        cmocka_unit_test(state_bytes_are_those_of_the_stage),
+        cmocka_unit_test(b62_memory_falls_with_the_world_size),
+        cmocka_unit_test(b63_a_stage_needs_no_more_than_the_one_below),
+        cmocka_unit_test(stages_1_and_2_are_equal_without_accumulation),
+        cmocka_unit_test(recompute_saves_activations),
+        cmocka_unit_test(packing_loses_at_most_three_percent),
+        cmocka_unit_test(a_large_plan_is_made_quickly),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

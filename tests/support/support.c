@@ -1,0 +1,120 @@
+#include "tests/support/support.h"
+
+#include <dirent.h>
+#include <ftw.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+void assert_status_is(enum status got, enum status want, const char *call, const char *file,
+                      int line)
+{
+    if (got == want)
+        return;
+    print_error("%s: expected %s, got %s\n", call, status_name(want), status_name(got));
+    if (got != ST_OK)
+        print_error("message: %s\n", status_message());
+    _fail(file, line);
+}
+
+void assert_message_has(const char *text, const char *file, int line)
+{
+    if (strstr(status_message(), text) != NULL)
+        return;
+    print_error("expected a message with: %s\nmessage: %s\n", text, status_message());
+    _fail(file, line);
+}
+
+void assert_aborts_at(void (*function)(void *), void *argument, const char *file, int line)
+{
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        const struct rlimit no_core = {0, 0};
+        setrlimit(RLIMIT_CORE, &no_core);
+        signal(SIGABRT, SIG_DFL);
+        if (freopen("/dev/null", "w", stderr) == NULL)
+            _exit(2);
+        function(argument);
+        _exit(0);
+    }
+    int state = 0;
+    if (child < 0 || waitpid(child, &state, 0) != child)
+        _fail(file, line);
+    if (WIFSIGNALED(state) && WTERMSIG(state) == SIGABRT)
+        return;
+    print_error("expected an assertion failure, got wait status %#x\n", (unsigned)state);
+    _fail(file, line);
+}
+
+uint64_t test_seed(void)
+{
+    const char *text = getenv("TEST_SEED");
+    uint64_t seed = text != NULL ? strtoull(text, NULL, 0) : 20240607;
+    print_message("TEST_SEED=%llu\n", (unsigned long long)seed);
+    return seed;
+}
+
+/* SplitMix64: Steele et al., "Fast splittable pseudorandom number generators", 2014. */
+uint64_t test_random(uint64_t *state)
+{
+    uint64_t z = *state += 0x9E3779B97F4A7C15u;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    return z ^ (z >> 31);
+}
+
+void scratch_make(struct scratch *scratch)
+{
+    const char *base = getenv("TMPDIR");
+    int used = snprintf(scratch->dir, sizeof scratch->dir, "%s/tessera-test-XXXXXX",
+                        base != NULL && base[0] != '\0' ? base : "/tmp");
+    if (used < 0 || used >= (int)sizeof scratch->dir || mkdtemp(scratch->dir) == NULL)
+        fail_msg("cannot make a scratch folder %s", scratch->dir);
+}
+
+const char *scratch_path(const struct scratch *scratch, char out[512], const char *name)
+{
+    int used = snprintf(out, 512, "%s/%s", scratch->dir, name);
+    assert_in_range(used, 1, 511);
+    return out;
+}
+
+const char *scratch_put(const struct scratch *scratch, char out[512], const char *name,
+                        const void *data, size_t bytes)
+{
+    scratch_path(scratch, out, name);
+    FILE *f = fopen(out, "wb");
+    assert_non_null(f);
+    assert_int_equal(fwrite(data, 1, bytes, f), bytes);
+    assert_int_equal(fclose(f), 0);
+    return out;
+}
+
+int scratch_count(const struct scratch *scratch)
+{
+    int count = 0;
+    DIR *dir = opendir(scratch->dir);
+    assert_non_null(dir);
+    for (const struct dirent *e = readdir(dir); e != NULL; e = readdir(dir))
+        count += strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0;
+    closedir(dir);
+    return count;
+}
+
+static int remove_entry(const char *path, const struct stat *info, int kind, struct FTW *where)
+{
+    (void)info, (void)kind, (void)where;
+    return remove(path);
+}
+
+void scratch_remove(struct scratch *scratch)
+{
+    if (scratch->dir[0] != '\0')
+        nftw(scratch->dir, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
+    scratch->dir[0] = '\0';
+}

@@ -1,0 +1,67 @@
+/*
+ * tests/support/support.h - what many test programs need: cmocka, statuses, seeds, scratch folders.
+ *
+ * Linked into every test. Include it instead of cmocka.h, which wants other headers before it.
+ */
+#ifndef TESTS_SUPPORT_SUPPORT_H
+#define TESTS_SUPPORT_SUPPORT_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "engine/base/status.h"
+
+C_BEGIN
+
+/* The call succeeds; if not, its message is shown. */
+#define assert_ok(call) assert_status_is((call), ST_OK, #call, __FILE__, __LINE__)
+
+/* The call fails with this status, and its message holds @text. */
+#define assert_fails(call, status, text)                                                           \
+    do {                                                                                           \
+        assert_status_is((call), (status), #call, __FILE__, __LINE__);                             \
+        assert_message_has((text), __FILE__, __LINE__);                                            \
+    } while (0)
+
+void assert_status_is(enum status got, enum status want, const char *call, const char *file,
+                      int line);
+void assert_message_has(const char *text, const char *file, int line);
+
+/* @function(@argument) ends with an assertion (SIGABRT); it runs in a child process. */
+#define assert_aborts(function, argument)                                                          \
+    assert_aborts_at((function), (argument), __FILE__, __LINE__)
+void assert_aborts_at(void (*function)(void *), void *argument, const char *file, int line);
+
+/** test_seed() - TEST_SEED of the environment, else a fixed seed; printed, to replay a failure. */
+uint64_t test_seed(void);
+
+/** test_random() - the next number of a sequence that starts at *state = test_seed(). */
+uint64_t test_random(uint64_t *state);
+
+/* A folder of its own for a test. */
+struct scratch {
+    char dir[256]; /* "" before scratch_make() */
+};
+
+void scratch_make(struct scratch *scratch);
+
+/** scratch_path() - "dir/name" into @out of 512 bytes; returns @out. */
+const char *scratch_path(const struct scratch *scratch, char out[512], const char *name);
+
+/** scratch_put() - write a file there; returns its path, in @out. */
+const char *scratch_put(const struct scratch *scratch, char out[512], const char *name,
+                        const void *data, size_t bytes);
+
+/** scratch_count() - entries in the folder, hidden ones too. */
+int scratch_count(const struct scratch *scratch);
+
+/** scratch_remove() - delete the folder and all in it. */
+void scratch_remove(struct scratch *scratch);
+
+C_END
+
+#endif
