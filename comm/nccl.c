@@ -237,10 +237,18 @@ static void describe_wait(const struct nccl_comm *n, char *out, size_t bytes)
     const struct device *d = n->device;
     int used = snprintf(out, bytes,
                         "the GPU did not come to the end of what it has to do in %.1f s; marks "
-                        "passed: compute %u, gather %u, reduce %u, copy %u",
-                        (double)n->base.timeout_ms / 1000.0, device_progress(d, STREAM_COMPUTE),
-                        device_progress(d, STREAM_GATHER), device_progress(d, STREAM_REDUCE),
-                        device_progress(d, STREAM_COPY));
+                        "passed:",
+                        (double)n->base.timeout_ms / 1000.0);
+    for (int s = 0; s <= STREAM_REDUCE; s++) { /* nothing marks the copy stream */
+        char name[128];
+        uint32_t mark = device_progress(d, (enum stream_id)s);
+        if (d->name_mark != NULL)
+            d->name_mark(d->name_context, mark, name, sizeof name);
+        else
+            snprintf(name, sizeof name, "%u", mark);
+        used += snprintf(out + used, bytes - (size_t)used, "%s %s %s", s > 0 ? "," : "", streams[s],
+                         name);
+    }
     if (n->issued > 0)
         snprintf(out + used, bytes - (size_t)used,
                  "; last collective issued: %s %lld of %lld %s on the %s stream", n->last_name,

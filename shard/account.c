@@ -169,7 +169,7 @@ static enum status place_program(struct program *p, size_t base, size_t *top)
     TRY_GOTO(st, out, mem_alloc(&spans, sizeof *spans * (n + 1)));
     TRY_GOTO(st, out, mem_alloc(&offsets, sizeof *offsets * (n + 1)));
     *top = SIZE_MAX;
-    for (int order = 0; order < ORDERS && *top > enough; order++) {
+    for (int order = 0; order<ORDERS && * top> enough; order++) {
         int count = 0;
         for (int i = 0; i < p->buffer_count; i++) {
             const struct buffer *b = &p->buffers[i];
@@ -179,7 +179,7 @@ static enum status place_program(struct program *p, size_t base, size_t *top)
                                                   b->carried && p->kind != PROGRAM_STEP};
         }
         qsort(entries, (size_t)count, sizeof *entries, compare_entries);
-        for (int attempt = 0; attempt < ATTEMPTS && *top > enough; attempt++) {
+        for (int attempt = 0; attempt<ATTEMPTS && * top> enough; attempt++) {
             size_t bytes = place(p, offsets, entries, count, spans, base);
             promote_highest(p, offsets, entries, count);
             if (bytes >= *top)

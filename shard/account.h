@@ -12,8 +12,12 @@
  *            +---------------------------------------------> instruction
  *
  * Placement tries a few orders (by size, by size times life, by start), puts each buffer at the
- * lowest free offset, and keeps the best. The live peak is the lower bound; the rest is packing
- * loss. The result is world-uniform, so offsets are equal on all ranks.
+ * lowest free offset, and keeps the best; of an order that loses it tries again with what came out
+ * highest put first. The live peak is the lower bound; the rest is packing loss. The result is
+ * world-uniform, so offsets are equal on all ranks.
+ *
+ * On one rank nothing is partitioned, and a higher stage needs more than a lower one: a gradient
+ * shard beside the full gradient, reduce temporaries, at stage 3 gathered copies.
  */
 #ifndef SHARD_ACCOUNT_H
 #define SHARD_ACCOUNT_H

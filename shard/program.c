@@ -446,10 +446,12 @@ static void emit_update(struct builder *b, int unit)
     }
 }
 
-static void emit_carried(struct builder *b)
+/* Gather ahead for the next turn, if the unit is one of the first that it uses. */
+static void emit_carried(struct builder *b, int unit)
 {
     for (int g = 0; g < b->carried_count; g++)
-        emit_gather(b, b->groups[g].unit, b->groups[g].buffer);
+        if (b->groups[g].unit == unit)
+            emit_gather(b, unit, b->groups[g].buffer);
 }
 
 /* A trained unit has its turn in the optimizer step; a frozen one none. */
@@ -468,9 +470,11 @@ static void emit_optimizer(struct builder *b)
     add(in, ROLE_REPORT, ACCESS_READ, b->report);
     add(in, ROLE_REPORTS, ACCESS_WRITE, b->reports);
     add(in, ROLE_STATE, ACCESS_READ_WRITE, b->state);
-    for (int u = 0; u < U; u++)
+    for (int u = 0; u < U; u++) {
         if (!b->spec->units[u].frozen)
             emit_update(b, u);
+        emit_carried(b, u);
+    }
 }
 
 /* With several micro-batches a step is captured in pieces: one a micro-batch, and the optimizer. */
@@ -512,7 +516,6 @@ static void emit_step(struct builder *b, const struct item *items, int count)
     emit_accumulate(b, &pending);
     emit_cut(b);
     emit_optimizer(b);
-    emit_carried(b);
 }
 
 static void emit_evaluate(struct builder *b, const struct item *items, int count)
@@ -540,7 +543,25 @@ static void emit_evaluate(struct builder *b, const struct item *items, int count
 
 /* ---- live intervals ---- */
 
-static void find_intervals(struct program *p)
+/*
+ * The last instruction of the life of a buffer that @last is the last to touch. Where that is a
+ * REDUCE, the life goes on until the next BACKWARD has ended: else that one would take the memory
+ * for its own gradient and wait for the REDUCE, which so would hide behind nothing. In the next
+ * micro-batch it is half of FORWARD, which needs less memory than what follows.
+ */
+static int hold(const struct program *p, int last, int middle_unit)
+{
+    if (p->instrs[last].op != OP_REDUCE)
+        return last;
+    for (int i = last + 1; i < p->instr_count; i++) {
+        const struct instr *in = &p->instrs[i];
+        if (in->op == OP_BACKWARD || (in->op == OP_FORWARD && in->unit == middle_unit))
+            return i;
+    }
+    return last;
+}
+
+static void find_intervals(struct program *p, int unit_count)
 {
     int last = p->instr_count - 1;
     for (int i = 0; i < p->instr_count; i++) {
@@ -560,6 +581,8 @@ static void find_intervals(struct program *p)
             buf->last = last;
         } else if (buf->carried && p->kind == PROGRAM_PROLOGUE) {
             buf->last = last;
+        } else if (!buf->carried && buf->first >= 0) {
+            buf->last = hold(p, buf->last, unit_count / 2);
         }
     }
 }
@@ -698,10 +721,11 @@ enum status program_build(struct program *p, enum program_kind kind,
             list_gather_groups(&b, items, count);
         emit_step(&b, items, count);
     } else if (kind == PROGRAM_PROLOGUE) {
-        emit_carried(&b);
+        for (int u = 0; u < spec->unit_count; u++)
+            emit_carried(&b, u);
     }
     TRY_GOTO(st, out, b.st);
-    find_intervals(p);
+    find_intervals(p, spec->unit_count);
     TRY_GOTO(st, out, program_link(p, false));
 out:
     pool_release(&b.pool);

@@ -3,9 +3,9 @@
  *
  * program_build() turns (units, zero stage, world size, micro-batches, prefetch depth, recompute
  * policy, reduce policy) into a list of instructions and the list of buffers that they read and
- * write. Three interpreters read the same program: the executor (engine/train) issues it on streams, the
- * account (shard/account.h) places its buffers in one arena, simulate (shard/simulate.h) gives its
- * time line. The stages are a table (below), not four code paths:
+ * write. Three interpreters read the same program: the executor (engine/train) issues it on
+ * streams, the account (shard/account.h) places its buffers in one arena, simulate
+ * (shard/simulate.h) gives its time line. The stages are a table, not four code paths:
  *
  *     stage   parameters    gradients     optimizer     after BACKWARD     after UPDATE
  *     0 DDP   replicated    replicated    replicated    REDUCE, GATHER     -
@@ -16,7 +16,9 @@
  * A buffer is one live interval: it begins at its first instruction and ends after its last. There
  * is no instruction that releases: the end of the interval says it. A full gradient so ends with
  * its REDUCE at every stage where nobody reads it later; without accumulation stages 1 and 2
- * therefore need the same memory.
+ * therefore need the same memory. What a REDUCE reads is held until the next BACKWARD has ended (at
+ * most one more unit's gradient): taken at once, its memory would make that BACKWARD wait for the
+ * REDUCE, and nothing would overlap.
  *
  * A program is one turn of a loop. live_in and live_out (buffers carried from turn to turn, the
  * parameters gathered ahead for the first units) are equal; PROLOGUE makes them, FLUSH ends them,
@@ -171,7 +173,7 @@ struct micro_bytes {
 struct program_unit {
     int64_t shard_numel;
     bool frozen;
-    int act_in, act_out; /* slots; act_in -1: none */
+    int act_in, act_out; /* slots; act_in -1: none; one unit reads a slot, but for in-place ones */
     int tied;            /* -1: none */
     bool backward_reads_params, backward_reads_input, recompute;
 };
@@ -193,8 +195,8 @@ struct program_spec {
  * program_build() - the program of one kind.
  * @p: zero-initialised or released; owned by the caller.
  *
- * Return: ST_OK; ST_INVALID (stage, prefetch, micro-batches out of range; per_step reduction at
- * stage 2 or 3, which would hold full gradients); ST_MEMORY.
+ * Return: ST_OK; ST_INVALID (stage, prefetch, micro-batches out of range; units whose slots or ties
+ * are not a chain; per_step reduction at stage 2 or 3, which would hold full gradients); ST_MEMORY.
  */
 MUST_CHECK enum status program_build(struct program *p, enum program_kind kind,
                                      const struct program_spec *spec);
@@ -219,7 +221,7 @@ const char *program_op_name(enum program_op op);
 const char *program_stream_name(enum program_stream stream);
 const char *category_name(enum category c); /* "parameters", "gradients", ... */
 
-/** program_collective_bytes() - bytes a rank sends in one turn through @op (ring, per rank). */
+/** program_collective_bytes() - bytes a rank sends in a turn through GATHER or REDUCE (ring). */
 int64_t program_collective_bytes(const struct program *p, enum program_op op, int world_size);
 
 C_END

@@ -58,8 +58,7 @@ static void check_segments(const struct layout *l, int unit)
             assert_true(end <= u->shard_numel);
             assert_int_equal(s[i].param_first, next[s[i].param]);
             next[s[i].param] += s[i].numel;
-            assert_int_equal(rank * u->shard_numel + s[i].shard_first,
-                             p->first + s[i].param_first);
+            assert_int_equal(rank * u->shard_numel + s[i].shard_first, p->first + s[i].param_first);
         }
     }
     for (int i = u->first_param; i < u->first_param + u->param_count; i++)
@@ -134,9 +133,9 @@ static void remap(const struct layout *to, uint64_t *out, const struct layout *f
                     begin = begin > have[k].param_first ? begin : have[k].param_first;
                     end = end < other_end ? end : other_end;
                     for (int64_t e = begin; e < end; e++)
-                        out[rank * b->shard_numel + want[i].shard_first + e -
-                            want[i].param_first] = in[old * a->shard_numel + have[k].shard_first +
-                                                      e - have[k].param_first];
+                        out[rank * b->shard_numel + want[i].shard_first + e - want[i].param_first] =
+                            in[old * a->shard_numel + have[k].shard_first + e -
+                               have[k].param_first];
                 }
         }
     }

@@ -7,7 +7,7 @@
 #include "tests/support/program_spec.h"
 #include "tests/support/support.h"
 
-enum { MAX_BUFFERS = 2048, PROGRAMS = 400 };
+enum { MAX_BUFFERS = 2048, PROGRAMS = 300 };
 
 /*
  * A program is run on values that say where they come from: which instruction wrote a buffer, which
@@ -381,7 +381,7 @@ static void check_intervals(const struct spec_case *c, const struct program *p)
             assert_true(i >= p->shared_count);
             assert_true(first >= 0);
             assert_int_equal(b->first, first);
-            assert_int_equal(b->last, last);
+            assert_int_equal(b->last, program_life_end(p, i, c->spec.unit_count));
         } else if (p->kind == PROGRAM_STEP) { /* used, then refilled at the end */
             assert_int_equal(refill, last);
             assert_int_equal(b->first, refill);
@@ -421,8 +421,8 @@ static int uses_of_params(const struct spec_case *c, enum program_kind kind, int
     int item = 0, last = -2, groups = 0, U = spec->unit_count, lowest = U;
     int tied_user = spec->units[U - 1].tied == unit ? U - 1 : -1;
     for (int u = U - 1; u >= 0; u--)
-        if (!spec->units[u].frozen || (spec->units[u].tied >= 0 &&
-                                       !spec->units[spec->units[u].tied].frozen))
+        if (!spec->units[u].frozen ||
+            (spec->units[u].tied >= 0 && !spec->units[spec->units[u].tied].frozen))
             lowest = u;
     for (int m = 0; m < (kind == PROGRAM_STEP ? spec->micro_batches : 1); m++)
         for (int turn = 0; turn < (kind == PROGRAM_STEP ? 2 : 1); turn++)
@@ -631,13 +631,14 @@ static void b46_b47_memory_does_not_grow_with_accumulation_at_stages_2_and_3(voi
     for (int stage = 2; stage <= 3; stage++) {
         spec_bert(&c, &spec_bert_base, DTYPE_BF16, stage, 8);
         size_t two = peak(&c, 2, CATEGORY_COUNT);
-        assert_int_equal(peak(&c, 3, CATEGORY_COUNT), two);
-        assert_int_equal(peak(&c, 8, CATEGORY_COUNT), two);
+        size_t three = peak(&c, 3, CATEGORY_COUNT);
+        assert_int_equal(peak(&c, 8, CATEGORY_COUNT), three);
         size_t one = peak(&c, 1, CATEGORY_COUNT), shards = peak(&c, 1, CATEGORY_GRADIENTS);
-        print_message("stage %d: %zu bytes without accumulation, %zu with; gradients %zu\n", stage,
-                      one, two, shards);
+        print_message("stage %d: %zu bytes without accumulation, %zu and %zu with 2 and 3 "
+                      "micro-batches; gradients %zu\n",
+                      stage, one, two, three, shards);
         /* All gradient shards live from the second micro-batch on, and a temporary; no more. */
-        assert_true(two <= one + shards + shards / 8);
+        assert_true(three == two && two <= one + shards + shards / 8);
     }
     spec_bert(&c, &spec_bert_base, DTYPE_BF16, 1, 8);
     assert_true(peak(&c, 2, CATEGORY_GRADIENTS) > 4 * (size_t)100000000);
@@ -660,9 +661,9 @@ static void more_prefetch_than_uses_gathers_all_once_and_ahead(void **state)
 
 static void operands_are_found_by_role(void **state)
 {
-    struct instr in = {.operand_count = 2,
-                       .operands = {{ROLE_PARAM, ACCESS_READ, false, 7},
-                                    {ROLE_GRAD, ACCESS_WRITE, false, 9}}};
+    struct instr in = {
+        .operand_count = 2,
+        .operands = {{ROLE_PARAM, ACCESS_READ, false, 7}, {ROLE_GRAD, ACCESS_WRITE, false, 9}}};
     (void)state;
     assert_int_equal(program_operand(&in, ROLE_GRAD)->buffer, 9);
     assert_null(program_operand(&in, ROLE_SHARD));

@@ -179,6 +179,12 @@ static void b55_b56_memory_whose_life_ended_is_not_read(void **state)
 
 /* ---- no growth ---- */
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { RESIDENT_IS_OURS = 0 }; /* sanitizers keep freed and shadow memory */
+#else
+enum { RESIDENT_IS_OURS = 1 };
+#endif
+
 static size_t resident_bytes(void)
 {
     unsigned long total = 0, resident = 0;
@@ -218,7 +224,8 @@ static void b60_b65_nothing_grows_from_step_2_to_200(void **state)
     assert_int_equal(growth.count, 200);
     for (int i = 3; i < 200; i++)
         assert_int_equal(growth.allocated[i], growth.allocated[2]);
-    assert_true(growth.resident[199] <= growth.resident[2] + (256 << 10));
+    if (RESIDENT_IS_OURS)
+        assert_true(growth.resident[199] <= growth.resident[2] + (256 << 10));
 }
 
 static void b65_evaluations_and_steps_of_three_ranks_leave_nothing_behind(void **state)
@@ -251,6 +258,8 @@ static void note_resident(void *context, struct trainer *t)
 static void b60_the_process_grows_by_the_arena(void **state)
 {
     (void)state;
+    if (!RESIDENT_IS_OURS)
+        skip();
     struct run_config c = tiny(1, 0, 1, 2);
     c.model.hidden = 384;
     c.model.ffn = 1536;

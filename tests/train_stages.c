@@ -261,9 +261,10 @@ static void b50_an_uneven_batch_is_divided_by_its_own_count(void **state)
 {
     (void)state;
     static const int ways[][3] = {{1, 5, 1}, {1, 3, 2}, {2, 3, 1}, {3, 2, 1}, {5, 1, 1}, {8, 1, 1}};
-    run_make_data(&scratch, "five.json",
-                  (struct made_questions){
-                      .count = 5, .min_words = 10, .max_words = 50, .question_words = 4, .seed = 3});
+    run_make_data(
+        &scratch, "five.json",
+        (struct made_questions){
+            .count = 5, .min_words = 10, .max_words = 50, .question_words = 4, .seed = 3});
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
         struct run_config c = tiny(ways[i][0], 2, ways[i][2], -1);
         c.train.micro_batch = ways[i][1];
@@ -427,7 +428,8 @@ static void b44_steps_that_are_never_finite_end_the_run_on_all_ranks(void **stat
 static void world_sizes_stay_close_for_one_global_batch(void **state)
 {
     (void)state;
-    static const int ways[][3] = {{1, 12, 1}, {1, 4, 3}, {2, 6, 1}, {3, 4, 1}, {4, 3, 1}, {2, 3, 2}};
+    static const int ways[][3] = {{1, 12, 1}, {1, 4, 3}, {2, 6, 1},
+                                  {3, 4, 1},  {4, 3, 1}, {2, 3, 2}};
     for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
         struct run_config c = tiny(ways[i][0], (int)(i % 4), ways[i][2], 4);
         c.train.micro_batch = ways[i][1];
@@ -440,12 +442,10 @@ static void world_sizes_stay_close_for_one_global_batch(void **state)
 
 static void run_padded(int words)
 {
-    run_make_data(&scratch, "lengths.json",
-                  (struct made_questions){.count = 40,
-                                          .min_words = words,
-                                          .max_words = 57,
-                                          .question_words = 4,
-                                          .seed = 1});
+    run_make_data(
+        &scratch, "lengths.json",
+        (struct made_questions){
+            .count = 40, .min_words = words, .max_words = 57, .question_words = 4, .seed = 1});
     struct run_config c = tiny(2, 3, 2, 4);
     scratch_path(&scratch, c.data.train, "lengths.json");
     run_ok(&first, &c, NULL);

@@ -482,6 +482,11 @@ static void another_size_is_an_error_that_names_both(void **state)
     assert_load_fails(f, "first", ST_INVALID,
                       "config.json: intermediate_size is 28, but model.ffn is 29");
     f->config.model.ffn = FFN;
+    f->config.model.hidden = HIDDEN + 2;
+    assert_load_fails(f, "bare", ST_INVALID,
+                      "tensor bert.embeddings.word_embeddings.weight has shape (101, 20), the "
+                      "model of this configuration has (101, 22)");
+    f->config.model.hidden = HIDDEN;
     f->config.model.heads = 4; /* shows in no shape */
     assert_load_fails(f, "first", ST_INVALID,
                       "config.json: num_attention_heads is 2, but model.heads is 4");

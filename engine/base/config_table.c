@@ -73,7 +73,7 @@ const struct config_field config_fields[] = {
     REAL(model, init_range, 0.02, 0.0, DBL_MAX, "Standard deviation of random initial weights."),
     BOOL(model, cased, false, "Keep case and accents of the text; must suit the vocabulary."),
     TEXT(model, init_from, "",
-         "Folder of a Hugging Face model (model.safetensors) to start from; empty: random weights."),
+         "Folder of a Hugging Face model to start from; empty: random weights."),
 
     TEXT(data, train, "", "Training questions, SQuAD JSON, plain or gzip."),
     TEXT(data, eval, "", "Evaluation questions, SQuAD JSON, plain or gzip; empty: no evaluation."),

@@ -7,6 +7,7 @@
 
 static atomic_int threshold = LOG_INFO;
 static _Thread_local int log_rank = -1;
+static atomic_bool live; /* a live line stands on the terminal */
 
 void log_set_rank(int rank)
 {
@@ -38,5 +39,11 @@ void log_line(enum log_level level, const char *module, const char *fmt, ...)
     va_start(args, fmt);
     vsnprintf(line + used, sizeof line - (size_t)used - 1, fmt, args);
     va_end(args);
-    fprintf(stderr, "%s\n", line);
+    fprintf(stderr, "%s%s\n", atomic_exchange(&live, false) ? "\r\033[K" : "", line);
+}
+
+void log_live(const char *text, bool last)
+{
+    fprintf(stderr, "\r\033[K%s%s", text, last ? "\n" : "");
+    atomic_store(&live, !last);
 }

@@ -25,6 +25,12 @@ void log_set_level(enum log_level level);
 
 void log_line(enum log_level level, const char *module, const char *fmt, ...) PRINTF_LIKE(3, 4);
 
+/**
+ * log_live() - on a terminal: one line on standard error that the next call, or log line, replaces.
+ * @last: true leaves it there.
+ */
+void log_live(const char *text, bool last);
+
 #define log_error(module, ...) log_line(LOG_ERROR, module, __VA_ARGS__)
 #define log_warn(module, ...)  log_line(LOG_WARN, module, __VA_ARGS__)
 #define log_info(module, ...)  log_line(LOG_INFO, module, __VA_ARGS__)

@@ -101,11 +101,15 @@ struct device {
     struct stream streams[STREAM_COUNT];
     struct progress *progress; /* owned; pinned host memory that the device writes */
     size_t context_bytes;      /* device_memory_used() when the device had just been opened */
+    size_t library_bytes;      /* and what opening engine/ops' libraries added */
     void *library;             /* CUDA: handles and plans of engine/ops, owned by it */
     /* CUDA: while the host waits for this device it asks here every few milliseconds whether to go
      * on (comm/nccl.h: a peer failed, the deadline passed). NULL: it waits for ever. */
     enum status (*watch)(void *context, int64_t waited_ms);
     void *watch_context; /* borrowed */
+    /* What the marks of device_mark() mean, in words; NULL: nobody says. Safe from any thread. */
+    void (*name_mark)(const void *context, uint32_t mark, char *out, size_t bytes);
+    const void *name_context; /* borrowed */
 };
 
 /**

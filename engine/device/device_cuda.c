@@ -368,8 +368,12 @@ static enum status set_up(struct device *device)
     void *words = NULL;
     TRY(alloc_host(device, &words, sizeof *device->progress));
     device->progress = words;
+    size_t used = 0;
     TRY(memory_used(device, &device->context_bytes));
-    return ops_cuda_open(device);
+    TRY(ops_cuda_open(device));
+    TRY(memory_used(device, &used));
+    device->library_bytes = used > device->context_bytes ? used - device->context_bytes : 0;
+    return ST_OK;
 }
 
 enum status device_cuda_open(struct device **out, enum precision_kind precision, int local_rank)

@@ -2,7 +2,7 @@
  * engine/ops/adamw.cu - CUDA backend of adamw.h: one kernel over a flat shard.
  *
  * Four neighbouring elements a thread, in one access each where they lie in one range. Bytes an
- * element: 16 read (master, m, v, grad), 12 written and the parameter in its dtype; bound by memory.
+ * element: 16 read (master, m, v, grad), 12 written and the parameter in its dtype: memory-bound.
  * The scalars come from the step state on the device, so that a captured step can be replayed.
  */
 #include "engine/ops/adamw.h"

@@ -28,7 +28,7 @@ enum { TILE = 64, MMA_THREADS = 128 };
 #define LOG2_E 1.4426950408889634f
 #define LN_2   0.6931471805599453f
 
-/* ---- tiles in shared memory ------------------------------------------------------------------- */
+/* ---- tiles in shared memory ------------------------------------------------------------------ */
 
 /*
  * Where 8 elements of a row lie: chunks of 16 bytes, permuted so that the eight rows which one
@@ -197,7 +197,7 @@ __device__ inline void store_rows(bf16 *out, int64_t stride, const float (&c)[D 
     }
 }
 
-/* ---- dropout ---------------------------------------------------------------------------------- */
+/* ---- dropout --------------------------------------------------------------------------------- */
 
 /*
  * Keep bits of the accumulators of 16 queries x 32 keys: bit 4 n + 2 half + e belongs to row i0 +
@@ -244,7 +244,7 @@ __device__ static inline uint32_t keep_keys(const struct dropout_key &key,
     return bits;
 }
 
-/* ---- forward ---------------------------------------------------------------------------------- */
+/* ---- forward --------------------------------------------------------------------------------- */
 
 __device__ static inline float quad_max(float x)
 {
@@ -372,7 +372,7 @@ __global__ static void __launch_bounds__(MMA_THREADS) mma_forward_kernel(struct 
                   x.rows, x.rows, factor[0], factor[1]);
 }
 
-/* ---- backward --------------------------------------------------------------------------------- */
+/* ---- backward -------------------------------------------------------------------------------- */
 
 template <int D>
 __global__ static void __launch_bounds__(MMA_THREADS) mma_dq_kernel(struct attention_args a)
@@ -558,7 +558,7 @@ __global__ static void __launch_bounds__(MMA_THREADS) mma_dkv_kernel(struct atte
     store_rows<D>(to + attention_column(a, 2, h), stride, dv, row, x.rows, x.keys, 1.0f, 1.0f);
 }
 
-/* ---- launchers -------------------------------------------------------------------------------- */
+/* ---- launchers ------------------------------------------------------------------------------- */
 
 enum { FORWARD_TILES = 5, BACKWARD_TILES = 6 }; /* in shared memory */
 

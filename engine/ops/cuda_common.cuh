@@ -206,8 +206,8 @@ __device__ inline void dropout_apply(float (&x)[W], const struct dropout_key &m,
 
 /*
  * Sums over rows. A block of 256 threads takes COLUMN_ROWS rows and 32 packs of columns: thread
- * (lane, row lane) adds rows row lane, row lane + 8, ... of pack lane; the eight row lanes are added
- * in order and give one row of partial sums; columns_finish() adds those in order.
+ * (lane, row lane) adds rows row lane, row lane + 8, ... of pack lane; the eight row lanes are
+ * added in order and give one row of partial sums; columns_finish() adds those in order.
  */
 enum { COLUMN_THREADS = 256, COLUMN_LANES = 8, COLUMN_ROWS = 64 };
 

@@ -130,33 +130,47 @@ static enum status gemm_preference(cublasLtMatmulPreferenceOpaque_t *preference,
         preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &out, sizeof out));
 }
 
-static enum status gemm_plan_make(struct gemm_library *library, struct gemm_plan *p,
-                                  const void *bias)
+/* Ask the heuristic for an algorithm with this arithmetic; @found tells whether there is one. */
+static enum status gemm_plan_ask(struct gemm_library *library, struct gemm_plan *p,
+                                 const void *bias, cublasComputeType_t compute, bool *found)
 {
     cublasLtMatmulPreferenceOpaque_t preference;
+    cublasLtMatmulHeuristicResult_t result;
     struct gemm_form form = gemm_form(&p->key);
-    cublasComputeType_t compute =
-        p->key.dtype == DTYPE_BF16 ? CUBLAS_COMPUTE_32F : CUBLAS_COMPUTE_32F_PEDANTIC;
+    int count = 0;
     TRY(gemm_plan_layouts(p, &form));
     TRY(gemm_plan_desc(p, &form, compute));
     if (bias) /* the heuristic looks at it */
         TRY(CUBLAS(cublasLtMatmulDescSetAttribute(&p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
                                                   &bias, sizeof bias)));
     TRY(gemm_preference(&preference, &p->key));
-    cublasLtMatmulHeuristicResult_t result;
-    int found = 0;
     cublasStatus_t st =
         cublasLtMatmulAlgoGetHeuristic(library->handle, &p->desc, &p->first, &p->second, &p->out,
-                                       &p->out, &preference, 1, &result, &found);
-    if (st == CUBLAS_STATUS_NOT_SUPPORTED || (st == CUBLAS_STATUS_SUCCESS && found == 0))
+                                       &p->out, &preference, 1, &result, &count);
+    *found = st == CUBLAS_STATUS_SUCCESS && count > 0 && result.state == CUBLAS_STATUS_SUCCESS;
+    if (*found) {
+        p->algo = result.algo;
+        p->workspace_bytes = result.workspaceSize;
+    }
+    return st == CUBLAS_STATUS_NOT_SUPPORTED
+               ? ST_OK
+               : cublas_status(st, "cublasLtMatmulAlgoGetHeuristic", __LINE__);
+}
+
+/* fp32: the pedantic kind first; where it has no algorithm, plain fp32, which is not TF32 either. */
+static enum status gemm_plan_make(struct gemm_library *library, struct gemm_plan *p,
+                                  const void *bias)
+{
+    bool found = false;
+    if (p->key.dtype != DTYPE_BF16)
+        TRY(gemm_plan_ask(library, p, bias, CUBLAS_COMPUTE_32F_PEDANTIC, &found));
+    if (!found)
+        TRY(gemm_plan_ask(library, p, bias, CUBLAS_COMPUTE_32F, &found));
+    if (!found)
         return FAIL(UNSUPPORTED,
-                    "cuBLASLt has no algorithm for kind %d, %s, T %lld, N %lld, K %lld",
+                    "cuBLASLt has no algorithm for product kind %d, %s, T %lld, N %lld, K %lld",
                     p->key.kind, dtype_name((enum dtype)p->key.dtype), (long long)p->key.T,
                     (long long)p->key.N, (long long)p->key.K);
-    TRY(cublas_status(st, "cublasLtMatmulAlgoGetHeuristic", __LINE__));
-    TRY(cublas_status(result.state, "the heuristic's algorithm", __LINE__));
-    p->algo = result.algo;
-    p->workspace_bytes = result.workspaceSize;
     return ST_OK;
 }
 

@@ -15,7 +15,7 @@
  *             a^2 is split in two exact parts, so the tail keeps its relative precision. Max error
  *             5 ulp for |x| <= 13; Phi(-a) is 0 beyond 13.2.
  *
- * tests/op_gelu.c and tests/op_attention.c measure both errors.
+ * tests/op_lanes.c measures both errors.
  */
 #ifndef ENGINE_OPS_LANES_H
 #define ENGINE_OPS_LANES_H

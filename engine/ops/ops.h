@@ -162,7 +162,8 @@ struct ops {
                                         struct tensor w, const struct sequences *q, bool add);
     /* Per sequence: mean of the two cross-entropies (start, end) over its rows. Adds the sum over
      * sequences, in their order, and their count to @report; empty sequences do not count.
-     * dlogits (T, 2) = inv_count / 2 * (softmax - one-hot), zero on other rows; data NULL: evaluation. */
+     * dlogits (T, 2) = inv_count / 2 * (softmax - one-hot), zero on other rows; data NULL:
+     * evaluation. */
     enum status (*span_loss)(struct stream *s, struct tensor dlogits, struct step_report *report,
                              struct tensor logits, const struct sequences *q,
                              const struct step_state *state);

@@ -2,9 +2,9 @@
  * engine/ops/reduce.cu - CUDA backend of reduce.h: sums, casts, and the one report a step.
  *
  * accumulate, cast   four elements a thread; bytes: each element once in and out
- * squared_norm       squares in double; thread t of all takes quads t, t + threads, ...; the sums of
- *                    a block, then of the blocks, are added in order. The number of blocks depends
- *                    on n alone, so equal gradients give equal bits
+ * squared_norm       squares in double; thread t of all takes quads t, t + threads, ...; the sums
+ *                    of a block, then of the blocks, are added in order. The number of blocks
+ *                    depends on n alone, so equal gradients give equal bits
  * report, agree      one thread
  */
 #include "engine/ops/reduce.h"

@@ -36,13 +36,15 @@ static struct micro_arrays arrays_of(const struct batch_layout *l, void *block, 
     return x;
 }
 
-/* Rows by (token, row): a stable radix sort, eight bits a pass, of token + 1 (rows without come
- * first). Four passes end where they began, in @order. */
-static void sort_rows(int32_t *order, int32_t *scratch, const int32_t *token, int64_t rows)
+/* Rows by (token, row): a stable radix sort, eight bits a pass, of token + 1. Rows behind the first
+ * @used have none and come first, the last of them first of all: a view of fewer rows skips them.
+ * Four passes end where they began, in @order. */
+static void sort_rows(int32_t *order, int32_t *scratch, const int32_t *token, int64_t rows,
+                      int64_t used)
 {
     int32_t *from = order, *to = scratch;
     for (int64_t i = 0; i < rows; i++)
-        from[i] = (int32_t)i;
+        from[i] = (int32_t)(i < rows - used ? rows - 1 - i : i - (rows - used));
     for (int shift = 0; shift < 32; shift += 8) {
         int64_t first[257] = {0};
         for (int64_t i = 0; i < rows; i++)
@@ -101,8 +103,7 @@ int64_t batch_fill(const struct batch_layout *l, void *block, int index,
         x.token[i] = x.row_sequence[i] = -1;
         x.token_type[i] = 0;
     }
-    /* Only rows in use are sorted in among themselves; the others, token -1, come first. */
-    sort_rows(x.token_order, scratch, x.token, l->rows);
+    sort_rows(x.token_order, scratch, x.token, l->rows, row);
     return row;
 }
 
@@ -120,7 +121,7 @@ struct sequences batch_view(const struct batch_layout *l, void *block, int index
         .token = x.token,
         .token_type = x.token_type,
         .row_sequence = x.row_sequence,
-        /* Rows behind T sort first, as all rows without a sequence do: skip them. */
+        /* The rows from @rows on come first. */
         .token_order = x.token_order + (l->rows - rows),
         .start = x.start,
         .end = x.end,

@@ -33,6 +33,12 @@ static enum status rows_of_data(const struct run_config *config, int world_size,
     *train =
         sampler_max_tokens(&sampler, trainer_total_steps(config, data.train.count, world_size));
     *eval = evaluator_max_rows(&data.eval, config->eval.micro_batch);
+    int64_t rows = evaluator_max_rows(&data.train, config->eval.micro_batch);
+    if (config->eval.train_samples > 0 && rows > *eval)
+        *eval = rows;
+    /* None of either is planned as one row, as training does; 0 would ask for the most possible. */
+    *train = *train > 0 ? *train : 1;
+    *eval = *eval > 0 ? *eval : 1;
 out:
     sampler_release(&sampler);
     run_data_release(&data);

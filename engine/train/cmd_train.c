@@ -26,12 +26,13 @@ static const struct shorthand shorthands[] = {
     {"max-eval-samples", "data.max_eval_samples", "N", "evaluate the first N questions"},
 };
 
-enum { SHORTHANDS = sizeof shorthands / sizeof *shorthands, OWN_OPTIONS = 3 };
+enum { SHORTHANDS = sizeof shorthands / sizeof *shorthands, OWN_OPTIONS = 5 };
 
 struct train_arguments {
     const char *config;
     struct option_list sets;
     bool padded;
+    struct trace_request trace;
     const char *values[SHORTHANDS];
 };
 
@@ -66,11 +67,11 @@ static enum status print_resolved(const struct run_config *config)
     return out_flush();
 }
 
-static enum status train_on_cpu(const struct run_config *config)
+static enum status train_on_cpu(const struct run_config *config, const struct trace_request *trace)
 {
     enum status st = ST_OK;
     struct run_data data = {0};
-    struct run_options options = {.quiet = false};
+    struct run_options options = {.quiet = false, .trace = *trace};
     TRY(print_resolved(config));
     TRY(interrupt_install());
     TRY_GOTO(st, out, run_data_load(&data, config, config->train.steps != 0));
@@ -83,9 +84,9 @@ out:
 
 /* One process a GPU: this one, or as many as there are ranks, each of which comes here again. */
 static enum status train_on_gpus(struct run_config *config, const struct launch *launch,
-                                 char **argv)
+                                 const struct trace_request *trace, char **argv)
 {
-    struct run_options options = {.quiet = false};
+    struct run_options options = {.quiet = false, .trace = *trace};
     if (launch->origin == LAUNCH_ALONE && config->train.ranks > 1) {
         int exit_code = 0;
         TRY(launch_spawn(&exit_code, (int)config->train.ranks, argv, 0));
@@ -101,23 +102,24 @@ static enum status train_on_gpus(struct run_config *config, const struct launch 
     return ST_OK;
 }
 
-static enum status train(struct run_config *config, int ranks_asked, char **argv)
+static enum status train(struct run_config *config, const struct trace_request *trace,
+                         int ranks_asked, char **argv)
 {
     struct launch launch;
     TRY(launch_discover(&launch, ranks_asked));
     if (run_device_kind(config) == DEVICE_CUDA)
-        return train_on_gpus(config, &launch, argv);
+        return train_on_gpus(config, &launch, trace, argv);
     if (launch.world_size > 1)
         return FAIL(UNSUPPORTED,
                     "%s started %d processes, but on CPUs all ranks are threads of one: start one "
                     "process and give --ranks %d",
                     launch_origin_name(launch.origin), launch.world_size, launch.world_size);
-    return train_on_cpu(config);
+    return train_on_cpu(config, trace);
 }
 
 enum status cmd_train(int argc, char **argv)
 {
-    struct train_arguments args = {0};
+    struct train_arguments args = {.trace.step = 5};
     struct run_config config;
     struct option options[SHORTHANDS + OWN_OPTIONS] = {
         {.name = "config",
@@ -134,6 +136,18 @@ enum status cmd_train(int argc, char **argv)
          .kind = OPTION_FLAG,
          .value = &args.padded,
          .help = "pad every sequence to max_length instead of packing"},
+        {.name = "trace",
+         .kind = OPTION_TEXT,
+         .value = &args.trace.path,
+         .metavar = "FILE",
+         .help = "write a time line of one step (Chrome trace; a file a rank)"},
+        {.name = "trace-step",
+         .kind = OPTION_INT,
+         .value = &args.trace.step,
+         .metavar = "N",
+         .help = "which step (5; the last one if there are fewer)",
+         .min = 1,
+         .max = 1e15},
     };
     for (int i = 0; i < SHORTHANDS; i++)
         options[OWN_OPTIONS + i] = (struct option){.name = shorthands[i].option,
@@ -158,6 +172,7 @@ enum status cmd_train(int argc, char **argv)
     if (args.config == NULL)
         return FAIL(INVALID, "--config FILE is missing; configs/ has some to start from");
     TRY(resolve(&config, &args));
-    /* The table above stands for "--ranks N" or the file: a world that others started must agree. */
-    return train(&config, config.train.ranks > 1 ? (int)config.train.ranks : 0, argv - 1);
+    /* Ranks that somebody else started must be as many as were asked for; 1 is the default. */
+    int ranks_asked = config.train.ranks > 1 ? (int)config.train.ranks : 0;
+    return train(&config, &args.trace, ranks_asked, argv - 1 /* main's, for launch_spawn() */);
 }

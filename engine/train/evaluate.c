@@ -1,5 +1,6 @@
 #include "engine/train/evaluate.h"
 
+#include <inttypes.h>
 #include <string.h>
 
 #include "io/answers.h"
@@ -85,13 +86,22 @@ static enum status run_round(struct evaluator *e, struct trainer *t, const struc
     int64_t rows = batch_fill(l, e->block, 0, &split->features, e->picked, count, e->sort_scratch);
     if (t->device->fixed_rows)
         rows = l->rows;
-    *e->host = (struct step_host){.seed = (uint64_t)t->config->train.seed, .inv_count = 1.0f};
+    int signal = t->signal_flag != NULL ? *t->signal_flag : 0;
+    *e->host = (struct step_host){.seed = (uint64_t)t->config->train.seed,
+                                  .inv_count = 1.0f,
+                                  .stop = signal != 0 ? STOP_SIGNAL : 0,
+                                  .signal = signal};
     char *block = executor_shared(&t->executor, SHARED_BATCH);
     TRY(device_copy(s, block, e->block, l->micro_bytes));
     TRY(device_copy(s, executor_shared(&t->executor, SHARED_STATE), e->host, sizeof *e->host));
     struct sequences micro = batch_view(l, block, 0, rows);
     TRY(executor_run(&t->executor, PROGRAM_EVALUATE, &micro, &e->collected));
     return stream_sync(s);
+}
+
+enum status evaluator_rehearse(struct evaluator *e, struct trainer *t)
+{
+    return run_round(e, t, &t->data->eval, 0, 0);
 }
 
 /* Rank 0: the logits of one batch, split up into windows. */
@@ -142,6 +152,21 @@ static enum status score(const struct split *split, int64_t examples,
     return output_dir != NULL ? write_answers(answers, output_dir) : ST_OK;
 }
 
+/* All ranks see the same reports, so they stop in the same round. */
+static enum status watch_signals(const struct evaluator *e, struct trainer *t)
+{
+    for (int r = 0; r < t->comm->world_size; r++) {
+        const struct step_report *report = &e->collected.reports[r];
+        if (!(report->stop & STOP_SIGNAL))
+            continue;
+        t->stop |= STOP_SIGNAL;
+        t->signal = report->signal;
+        return FAIL(INTERRUPTED, "stopped by signal %d in the evaluation after step %" PRId64,
+                    t->signal, t->steps_done);
+    }
+    return ST_OK;
+}
+
 enum status evaluator_answers(struct evaluator *e, struct trainer *t, const struct split *split,
                               int64_t examples, struct answers *answers, struct evaluation *result)
 {
@@ -162,6 +187,7 @@ enum status evaluator_answers(struct evaluator *e, struct trainer *t, const stru
         TRY(answers_init(answers, &split->data, 0, examples, &options));
     for (int64_t round = 0; round * world < batches; round++) {
         TRY(run_round(e, t, split, windows, round));
+        TRY(watch_signals(e, t));
         for (int64_t r = 0; r < world; r++) {
             /* In the order of batches, so that the sum does not depend on the world size. */
             loss += e->collected.reports[r].loss_sum;

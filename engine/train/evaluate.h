@@ -20,11 +20,17 @@ struct answers;
 MUST_CHECK enum status evaluator_open(struct evaluator **out, struct trainer *t);
 void evaluator_close(struct evaluator **e, struct trainer *t);
 
+/** evaluator_rehearse() - one round without windows, for its side effects (capture.h). */
+MUST_CHECK enum status evaluator_rehearse(struct evaluator *e, struct trainer *t);
+
 /**
  * evaluator_run() - evaluate the weights as they are; between FLUSH and PROLOGUE.
  * @split: which questions; the first @examples of them.
  * @output_dir: where rank 0 writes predictions.json, nbest.json and null_odds.json; NULL: nowhere.
  * @result: loss is set on all ranks, the score on rank 0 only.
+ *
+ * Return: ST_OK; ST_INTERRUPTED on all ranks, in the same round, after a signal to one of them:
+ * then nothing was written; errors of the parts.
  */
 MUST_CHECK enum status evaluator_run(struct evaluator *e, struct trainer *t,
                                      const struct split *split, int64_t examples,
@@ -33,7 +39,7 @@ MUST_CHECK enum status evaluator_run(struct evaluator *e, struct trainer *t,
 /**
  * evaluator_answers() - the first half of evaluator_run(): run the model, collect the answers.
  * @answers: zero-initialised; filled in and finished on rank 0; the caller releases it.
- * @result: loss and windows, on all ranks.
+ * @result: loss and windows, on all ranks. Return: as evaluator_run().
  */
 MUST_CHECK enum status evaluator_answers(struct evaluator *e, struct trainer *t,
                                          const struct split *split, int64_t examples,

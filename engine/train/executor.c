@@ -1,8 +1,10 @@
 #include "engine/train/executor.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "engine/base/log.h"
+#include "engine/train/progress.h"
 
 _Static_assert((int)ON_COMPUTE == (int)STREAM_COMPUTE && (int)ON_GATHER == (int)STREAM_GATHER &&
                    (int)ON_REDUCE == (int)STREAM_REDUCE,
@@ -21,6 +23,7 @@ struct captured {
     enum program_kind kind;
     int first; /* instruction */
     int64_t rows;
+    bool traced; /* with a trace's timers in it */
     struct graph *graph;
 };
 
@@ -336,6 +339,30 @@ static enum status issue(struct turn *t, const struct instr *in, struct stream *
     return ST_OK;
 }
 
+/* Let a stream wait for an instruction. */
+static enum status wait_for(struct turn *t, struct stream *s, int index)
+{
+    TRY(stream_wait(s, &t->events[index]));
+    return t->ex->trace != NULL ? trace_completed(t->ex->trace, index, s) : ST_OK;
+}
+
+/* Issue it, with its mark before it, and a trace's timers around it. */
+static enum status issue_marked(struct turn *t, int index, struct stream *s)
+{
+    struct executor *ex = t->ex;
+    struct event *done = &t->events[index];
+    const struct instr *in = &t->program->instrs[index];
+    uint32_t mark = progress_mark(t->program, index);
+    if (mark != 0)
+        TRY(device_mark(s, mark));
+    if (ex->trace != NULL)
+        TRY(trace_begin(ex->trace, index, s));
+    TRY(issue(t, in, s, done));
+    if (ex->trace == NULL)
+        return ST_OK;
+    return trace_end(ex->trace, index, s, is_collective(in->op) && done->complete != NULL);
+}
+
 static enum status step_instr(struct turn *t, int index)
 {
     struct executor *ex = t->ex;
@@ -344,13 +371,13 @@ static enum status step_instr(struct turn *t, int index)
     /* What lies before the piece has been joined, and must not be named inside a capture. */
     for (int w = 0; w < PROGRAM_STREAMS; w++)
         if (in->wait[w] >= t->piece)
-            TRY(stream_wait(s, &t->events[in->wait[w]]));
+            TRY(wait_for(t, s, in->wait[w]));
     TRY(begin_lives(t, index));
-    TRY(issue(t, in, s, &t->events[index]));
+    TRY(issue_marked(t, index, s));
     if (!is_collective(in->op))
         TRY(event_record(&t->events[index], s));
     else if (!ex->options.overlap)
-        TRY(stream_wait(&ex->device->streams[STREAM_COMPUTE], &t->events[index]));
+        TRY(wait_for(t, &ex->device->streams[STREAM_COMPUTE], index));
     if (ex->options.on_instr != NULL)
         ex->options.on_instr(ex->options.context, t->program, index, ex->live);
     if (ex->options.heap || ex->options.poison)
@@ -378,7 +405,7 @@ static enum status join_streams(struct turn *t, int first, int end)
         last[t->program->instrs[i].stream] = i;
     for (int s = 0; s < PROGRAM_STREAMS; s++) {
         if (last[s] >= 0) {
-            TRY(stream_wait(&streams[STREAM_COMPUTE], &t->events[last[s]]));
+            TRY(wait_for(t, &streams[STREAM_COMPUTE], last[s]));
         } else {
             /* Forked and not used: a capture must end with it joined all the same. */
             TRY(event_record(&t->ex->fork, &streams[s]));
@@ -405,12 +432,13 @@ static int64_t piece_rows(const struct turn *t, int first, int end)
     return 0;
 }
 
-static struct captured *find_captured(const struct turn *t, int first, int end)
+static struct captured *find_captured(const struct turn *t, int first, int end, bool traced)
 {
     int64_t rows = piece_rows(t, first, end);
     for (size_t i = 0; i < t->ex->captured_count; i++) {
         struct captured *c = &t->ex->captured[i];
-        if (c->kind == t->program->kind && c->first == first && c->rows == rows)
+        if (c->kind == t->program->kind && c->first == first && c->rows == rows &&
+            c->traced == traced)
             return c;
     }
     return NULL;
@@ -429,26 +457,16 @@ static enum status run_turn(struct turn *t)
 {
     for (int first = 0; first < t->program->instr_count;) {
         int end = piece_end(t->program, first);
-        struct captured *c = find_captured(t, first, end);
+        struct captured *c = find_captured(t, first, end, t->ex->trace != NULL);
         if (c != NULL)
             TRY(graph_launch(&t->ex->device->streams[STREAM_COMPUTE], c->graph));
         else
             TRY(issue_piece(t, first, end));
         first = end + 1;
     }
+    if (t->ex->trace != NULL)
+        TRY(trace_join(t->ex->trace, &t->ex->device->streams[STREAM_COMPUTE]));
     return t->program->kind == PROGRAM_FLUSH ? end_carried(t) : ST_OK;
-}
-
-enum status executor_run(struct executor *ex, enum program_kind kind, const struct sequences *micro,
-                         const struct collected *collected)
-{
-    struct turn t = {ex, &ex->plan->programs[kind], micro, collected, ex->events[kind], 0};
-    mem_seal();
-    enum status st = run_turn(&t);
-    mem_unseal();
-    if (st != ST_OK)
-        comm_abort(ex->comm, status_message());
-    return st;
 }
 
 static enum status capture_piece(struct turn *t, int first, int end)
@@ -464,8 +482,37 @@ static enum status capture_piece(struct turn *t, int first, int end)
     TRY(st);
     TRY(ended);
     ex->captured[ex->captured_count++] =
-        (struct captured){t->program->kind, first, piece_rows(t, first, end), graph};
+        (struct captured){t->program->kind, first, piece_rows(t, first, end), ex->trace != NULL,
+                          graph};
     return ST_OK;
+}
+
+/* A traced turn begins on an idle device, and replays what an untraced one would. */
+static enum status prepare_trace(struct turn *t)
+{
+    TRY(stream_sync(&t->ex->device->streams[STREAM_COMPUTE]));
+    for (int first = 0; first < t->program->instr_count;) {
+        int end = piece_end(t->program, first);
+        if (find_captured(t, first, end, false) != NULL &&
+            find_captured(t, first, end, true) == NULL)
+            TRY(capture_piece(t, first, end));
+        first = end + 1;
+    }
+    return ST_OK;
+}
+
+enum status executor_run(struct executor *ex, enum program_kind kind, const struct sequences *micro,
+                         const struct collected *collected)
+{
+    struct turn t = {ex, &ex->plan->programs[kind], micro, collected, ex->events[kind], 0};
+    enum status st = ex->trace != NULL ? prepare_trace(&t) : ST_OK;
+    mem_seal();
+    if (st == ST_OK)
+        st = run_turn(&t);
+    mem_unseal();
+    if (st != ST_OK)
+        comm_abort(ex->comm, status_message());
+    return st;
 }
 
 enum status executor_capture(struct executor *ex, enum program_kind kind,
@@ -474,7 +521,7 @@ enum status executor_capture(struct executor *ex, enum program_kind kind,
     struct turn t = {ex, &ex->plan->programs[kind], micro, NULL, ex->events[kind], 0};
     for (int first = 0; first < t.program->instr_count;) {
         int end = piece_end(t.program, first);
-        if (find_captured(&t, first, end) == NULL)
+        if (find_captured(&t, first, end, false) == NULL)
             TRY(capture_piece(&t, first, end));
         first = end + 1;
     }
@@ -580,6 +627,14 @@ static enum status open_memory(struct executor *ex, const struct account *accoun
     return stream_sync(s);
 }
 
+static void name_mark(const void *context, uint32_t mark, char *out, size_t bytes)
+{
+    const struct executor *ex = context;
+    char name[PROGRESS_NAME_BYTES];
+    progress_name(ex->plan, ex->model, mark, name);
+    snprintf(out, bytes, "%s", name);
+}
+
 enum status executor_open(struct executor *ex, struct device *device, struct comm *comm,
                           const struct model *model, const struct layout *layout,
                           const struct plan *plan, const struct account *account,
@@ -592,6 +647,8 @@ enum status executor_open(struct executor *ex, struct device *device, struct com
                             .plan = plan,
                             .hyper = *hyper,
                             .options = *options};
+    device->name_mark = name_mark;
+    device->name_context = ex;
     TRY(event_open(device, &ex->fork));
     TRY(open_memory(ex, account));
     for (int k = 0; k < PROGRAM_KINDS; k++)
@@ -614,6 +671,7 @@ void executor_close(struct executor *ex)
 {
     if (ex->device == NULL)
         return;
+    ex->device->name_mark = NULL;
     for (size_t i = 0; i < ex->captured_count; i++)
         graph_close(&ex->captured[i].graph);
     mem_free(&ex->captured);

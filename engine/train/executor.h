@@ -10,8 +10,8 @@
  *
  * On CUDA a program can be captured: its pieces (between CUT instructions; the whole step when it
  * has one micro-batch) become graphs, one for each number of rows they meet, and executor_run()
- * replays what it has. A graph with collectives is itself a collective: all ranks capture and replay
- * the same pieces in the same order.
+ * replays what it has. A graph with collectives is itself a collective: all ranks capture and
+ * replay the same pieces in the same order.
  *
  * One thread per rank. A failure inside a program aborts the communicator, so that no peer waits.
  */
@@ -20,6 +20,7 @@
 
 #include "comm/comm.h"
 #include "engine/model/model.h"
+#include "engine/train/trace.h"
 #include "shard/account.h"
 #include "shard/layout.h"
 
@@ -32,7 +33,7 @@ struct executor_options {
     bool heap;    /* an allocation a buffer */
     bool poison;  /* fill a buffer with 0xFF when its life ends */
     /* Called when an instruction was issued, with the bytes that live then (heap: counted, not
-     * planned). For tests and --trace; may be NULL. */
+     * planned). For tests; may be NULL. */
     void (*on_instr)(void *context, const struct program *p, int instr,
                      const size_t live[CATEGORY_COUNT]);
     void *context;
@@ -57,6 +58,9 @@ struct executor {
     struct captured *captured;           /* owned; captured_count of them */
     size_t captured_count, captured_capacity;
     struct event fork;
+    /* Borrowed; set around one executor_run() of the step, which it then times (and for which
+     * captured pieces are captured again); else NULL. */
+    struct trace *trace;
     size_t live[CATEGORY_COUNT];
 };
 

@@ -111,7 +111,7 @@ static void show_progress(const struct metrics *m, const struct step_state *r, d
              m->train_s > 0 ? (double)m->sequences / m->train_s : 0.0, eta,
              r->skip ? "  (skipped: not finite)" : "");
     if (m->terminal)
-        fprintf(stderr, "\r\033[K%s%s", line, last ? "\n" : "");
+        log_live(line, last);
     else
         log_info("train", "%s", line);
 }
@@ -183,8 +183,6 @@ enum status metrics_evaluation(struct metrics *m, const struct evaluation *e)
     put_score(&rec, e, m->config->data.version_2);
     put(&rec, "}\n");
     TRY(file_log_append(&m->log, rec.text, rec.used));
-    if (m->terminal)
-        fprintf(stderr, "\r\033[K");
     log_info("eval",
              "%s questions at step %" PRId64 ": loss %.4f  EM %.2f  F1 %.2f  (%" PRId64
              " questions, %.1f s)",
@@ -244,6 +242,12 @@ enum status metrics_finish(struct metrics *m, const struct account *account, int
     put_bytes(&rec, "at_peak", account->at_peak);
     put_bytes(&rec, "own_max", account->own_max);
     put(&rec, "}");
+    if (m->card.all > 0)
+        put(&rec,
+            ",\"card_bytes\":{\"context\":%zu,\"library\":%zu,\"communicator\":%zu,\"arena\":%zu,"
+            "\"set_up\":%zu,\"graphs\":%zu,\"first_steps\":%zu,\"later\":%zu,\"all\":%zu}",
+            m->card.context, m->card.library, m->card.communicator, m->card.arena, m->card.set_up,
+            m->card.graphs, m->card.first_steps, m->card.later, m->card.all);
     if (m->has_eval) {
         put(&rec, ",\"evaluation\":{");
         put_score(&rec, &m->last_eval, m->config->data.version_2);

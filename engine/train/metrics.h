@@ -40,6 +40,22 @@ struct epoch_loss {
     int64_t steps;
 };
 
+/*
+ * Memory of the card in bytes, as the driver says: each is what a part of the run added when it
+ * came. The driver gives memory out in granules of 2 MiB; kernels are loaded when first used.
+ */
+struct card_memory {
+    size_t context;      /* all that was taken when the device was opened, by others too */
+    size_t library;      /* of engine/ops */
+    size_t communicator; /* NCCL */
+    size_t arena;        /* the account's arena_bytes, in granules */
+    size_t set_up;       /* rehearsal, weights: kernels that are loaded when first used */
+    size_t graphs;       /* captured steps, and the kernels in them */
+    size_t first_steps;  /* up to the end of step 2 */
+    size_t later;        /* from there to the end of training */
+    size_t all;
+};
+
 enum { METRICS_MAX_EPOCHS = 4096 };
 
 struct metrics {
@@ -54,6 +70,7 @@ struct metrics {
     int64_t epoch_count;
     struct evaluation first_eval, last_eval, best_eval;
     bool has_eval;
+    struct card_memory card; /* all is 0 where there is no card */
 };
 
 /** metrics_open() - create the output folder's metrics.jsonl and config.yaml. ST_IO. */

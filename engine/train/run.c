@@ -101,6 +101,7 @@ enum status run_rank(const struct rank_run *r, struct device *device, struct com
              trainer_open(&trainer, r->config, r->data, device, comm, r->metrics, &executor));
     if (!r->options->quiet)
         TRY_GOTO(st, out, banner(&trainer));
+    TRY_GOTO(st, out, trainer_trace(&trainer, &r->options->trace));
     if (r->options->at_start != NULL)
         r->options->at_start(r->options->context, &trainer);
     st = finish(&trainer, trainer_run(&trainer, r->signal_flag));

@@ -15,6 +15,18 @@ struct rank_thread {
     char message[4096];
 };
 
+/* @rank has no thread or no communicator: speak for it, so that the others do not wait. */
+static void abort_world(struct local_world *world, int rank)
+{
+    char cause[4096];
+    struct comm *comm = NULL;
+    snprintf(cause, sizeof cause, "%s", status_message());
+    if (local_comm_open(&comm, world, rank) == ST_OK)
+        comm_abort(comm, cause);
+    comm_close(&comm);
+    status_set_message(cause);
+}
+
 static enum status rank_body(const struct rank_thread *r, struct comm **comm)
 {
     enum status st = ST_OK;
@@ -22,12 +34,14 @@ static enum status rank_body(const struct rank_thread *r, struct comm **comm)
     TRY_GOTO(st, out, local_comm_open(comm, r->world, r->rank));
     if (r->run.options->wrap_comm != NULL)
         TRY_GOTO(st, out, r->run.options->wrap_comm(r->run.options->context, comm));
-    st = device_open(&device, DEVICE_CPU, r->run.config->train.precision, 0, r->threads);
-    if (st != ST_OK)
-        comm_abort(*comm, status_message());
-    TRY_GOTO(st, out, st);
+    TRY_GOTO(st, out,
+             device_open(&device, DEVICE_CPU, r->run.config->train.precision, 0, r->threads));
     TRY_GOTO(st, out, run_rank(&r->run, device, *comm));
 out:
+    if (st != ST_OK && *comm == NULL)
+        abort_world(r->world, r->rank);
+    else if (st != ST_OK && st != ST_INTERRUPTED)
+        comm_abort(*comm, status_message());
     device_close(&device);
     return st;
 }
@@ -57,18 +71,6 @@ static enum status first_cause(const struct rank_thread *ranks, int count)
         return ST_OK;
     status_set_message(cause->message);
     return cause->st;
-}
-
-/* The thread of @rank did not start: speak for it, so that the others do not wait. */
-static void abort_world(struct local_world *world, int rank)
-{
-    char cause[4096];
-    struct comm *comm = NULL;
-    snprintf(cause, sizeof cause, "%s", status_message());
-    if (local_comm_open(&comm, world, rank) == ST_OK)
-        comm_abort(comm, cause);
-    comm_close(&comm);
-    status_set_message(cause);
 }
 
 enum status run_local(const struct run_config *config, const struct run_data *data,

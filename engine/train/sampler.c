@@ -74,6 +74,11 @@ int64_t sampler_tokens(const struct sampler *s, int micro)
     return most;
 }
 
+int64_t sampler_class(const struct sampler *s, int micro)
+{
+    return deal_length_class(sampler_tokens(s, micro));
+}
+
 int64_t sampler_max_tokens(struct sampler *s, int64_t steps)
 {
     int64_t most = 0;

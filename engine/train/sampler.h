@@ -44,6 +44,9 @@ int64_t sampler_take(const struct sampler *s, int rank, int micro, int32_t *out)
 /** sampler_tokens() - rows of the fullest rank's micro-batch @micro. */
 int64_t sampler_tokens(const struct sampler *s, int micro);
 
+/** sampler_class() - the length class of micro-batch @micro: rows of its captured tensors. */
+int64_t sampler_class(const struct sampler *s, int micro);
+
 /** sampler_max_tokens() - the most rows of any micro-batch of steps [0, steps). */
 int64_t sampler_max_tokens(struct sampler *s, int64_t steps);
 

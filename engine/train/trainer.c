@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "engine/base/log.h"
+#include "engine/train/capture.h"
 #include "engine/train/evaluate.h"
 #include "engine/train/weights.h"
 
@@ -18,12 +19,6 @@ int64_t trainer_total_steps(const struct run_config *config, int64_t samples, in
 }
 
 /* ---- opening ---- */
-
-/* Rows that all ranks give the tensors of a micro-batch where shapes are captured. */
-static int64_t micro_rows(const struct trainer *t, int micro)
-{
-    return deal_length_class(sampler_tokens(&t->sampler, micro));
-}
 
 /* What all ranks must have in common. */
 struct identity {
@@ -109,37 +104,35 @@ static enum status plan_run(struct trainer *t)
     return plan_build(&t->plan, &t->account, &t->setup.spec);
 }
 
-/* Every length class that a micro-batch of this run has, captured in ascending order. */
-static enum status capture_steps(struct trainer *t)
+/* What the card's memory in use has grown by since the last call. */
+static enum status card_grown(struct trainer *t, size_t *bytes)
 {
-    const struct batch_layout *l = &t->setup.train_batch;
-    enum status st = ST_OK;
-    bool *meets = NULL;
-    int64_t classes = l->rows / LENGTH_CLASS, captured = 0;
-    int micros = (int)t->config->train.grad_accum;
-    size_t before = 0, after = 0;
-    char *block = executor_shared(&t->executor, SHARED_BATCH);
-    TRY(mem_alloc(&meets, (size_t)(classes + 1)));
-    TRY_GOTO(st, out, device_memory_used(t->device, &before));
-    for (int64_t step = 0; step < t->total_steps; step++) {
-        sampler_enter(&t->sampler, step);
-        for (int m = 0; m < micros; m++)
-            meets[micro_rows(t, m) / LENGTH_CLASS] = true;
+    struct card_memory *m = &t->card;
+    size_t used = 0;
+    if (t->device->library == NULL) /* not a card */
+        return ST_OK;
+    if (m->all == 0) {
+        m->context = t->device->context_bytes;
+        m->library = t->device->library_bytes;
+        m->all = m->context + m->library;
     }
-    for (int64_t class = 0; class <= classes; class++) {
-        if (!meets[class])
-            continue;
-        for (int m = 0; m < micros; m++)
-            t->micro[m] = batch_view(l, block, m, class * LENGTH_CLASS);
-        TRY_GOTO(st, out, executor_capture(&t->executor, PROGRAM_STEP, t->micro));
-        captured++;
-    }
-    TRY_GOTO(st, out, device_memory_used(t->device, &after));
-    log_info("train", "captured the step for %" PRId64 " length classes: %.1f MiB of graphs",
-             captured, ((double)after - (double)before) / 1048576.0);
-out:
-    mem_free(&meets);
-    return st;
+    TRY(device_memory_used(t->device, &used));
+    if (used > m->all)
+        *bytes += used - m->all;
+    m->all = used;
+    return ST_OK;
+}
+
+static void log_card(const struct card_memory *m)
+{
+    const double mib = 1048576.0;
+    if (m->all > 0)
+        log_info("train",
+                 "memory of the card in MiB: context %.0f, libraries %.0f, communicator %.0f, arena "
+                 "%.0f, rehearsal and weights %.0f, graphs %.0f, all %.0f",
+                 (double)m->context / mib, (double)m->library / mib, (double)m->communicator / mib,
+                 (double)m->arena / mib, (double)m->set_up / mib, (double)m->graphs / mib,
+                 (double)m->all / mib);
 }
 
 enum status trainer_open(struct trainer *t, const struct run_config *config,
@@ -154,15 +147,23 @@ enum status trainer_open(struct trainer *t, const struct run_config *config,
     t->best_metric = -INFINITY;
     TRY(plan_run(t));
     TRY(compare_ranks(t));
+    TRY(card_grown(t, &t->card.communicator));
     struct optim_hyper hyper = hyper_of(config, t->total_steps);
     TRY(executor_open(&t->executor, device, comm, &t->setup.model, &t->setup.layout, &t->plan,
                       &t->account, &hyper, options));
+    TRY(card_grown(t, &t->card.arena));
     TRY(open_slots(t));
     TRY(evaluator_open(&t->evaluator, t));
+    if (device->fixed_rows)
+        TRY(capture_rehearse(t));
     TRY(config->model.init_from[0] != '\0' ? weights_load(t, config->model.init_from)
                                            : weights_init(t));
-    bool captures = device->fixed_rows && config->train.graphs && t->total_steps > 0;
-    return captures ? capture_steps(t) : ST_OK;
+    TRY(card_grown(t, &t->card.set_up));
+    if (device->fixed_rows && config->train.graphs && t->total_steps > 0)
+        TRY(capture_steps(t));
+    TRY(card_grown(t, &t->card.graphs));
+    log_card(&t->card);
+    return ST_OK;
 }
 
 void trainer_close(struct trainer *t)
@@ -177,6 +178,7 @@ void trainer_close(struct trainer *t)
         device_free_host(t->device, (void **)&slot->block);
         device_free_host(t->device, (void **)&slot->result);
     }
+    trace_close(&t->trace);
     evaluator_close(&t->evaluator, t);
     mem_free(&t->micro);
     mem_free(&t->picked);
@@ -201,10 +203,37 @@ static int64_t fill_micro_batches(struct trainer *t, struct step_slot *slot)
                                   t->sort_scratch);
         tokens += rows;
         if (t->device->fixed_rows)
-            rows = micro_rows(t, m);
+            rows = sampler_class(&t->sampler, m);
         t->micro[m] = batch_view(l, block, m, rows);
     }
     return tokens;
+}
+
+enum status trainer_trace(struct trainer *t, const struct trace_request *request)
+{
+    if (request->path == NULL)
+        return ST_OK;
+    if (t->total_steps == 0)
+        return FAIL(INVALID, "--trace: this run has no training steps");
+    t->trace_path = request->path;
+    t->trace_step = (request->step < t->total_steps ? request->step : t->total_steps) - 1;
+    return trace_open(&t->trace, t->device, &t->plan.programs[PROGRAM_STEP], &t->setup.model);
+}
+
+static enum status run_traced(struct trainer *t, int64_t step, int64_t tokens)
+{
+    struct trace_facts facts = {.rank = t->comm->rank,
+                                .world_size = t->comm->world_size,
+                                .step = step + 1,
+                                .tokens = tokens,
+                                .captured = t->executor.captured_count > 0};
+    t->executor.trace = t->trace;
+    enum status st = executor_run(&t->executor, PROGRAM_STEP, t->micro, NULL);
+    t->executor.trace = NULL;
+    TRY(st);
+    TRY(trace_write(t->trace, t->trace_path, &facts));
+    log_info("train", "wrote the time line of step %" PRId64 " to %s", step + 1, t->trace_path);
+    return ST_OK;
 }
 
 static enum status issue_step(struct trainer *t, int64_t step, int signal)
@@ -227,7 +256,10 @@ static enum status issue_step(struct trainer *t, int64_t step, int signal)
     TRY(device_copy(s, state + offsetof(struct step_state, host), slot->host, sizeof *slot->host));
     TRY(device_copy(s, executor_shared(&t->executor, SHARED_BATCH), slot->block,
                     t->setup.spec.batch_bytes));
-    TRY(executor_run(&t->executor, PROGRAM_STEP, t->micro, NULL));
+    if (t->trace != NULL && step == t->trace_step)
+        TRY(run_traced(t, step, tokens));
+    else
+        TRY(executor_run(&t->executor, PROGRAM_STEP, t->micro, NULL));
     TRY(device_copy(s, slot->result, state, sizeof *slot->result));
     TRY(event_record(&slot->done, s));
     slot->step = step;
@@ -237,12 +269,16 @@ static enum status issue_step(struct trainer *t, int64_t step, int signal)
 /* Act on the report of a step; the same on all ranks. */
 static enum status finish_step(struct trainer *t, int64_t step, double *last_s)
 {
+    if (step < 0)
+        return ST_OK;
     struct step_slot *slot = &t->slots[step % STEP_SLOTS];
-    if (step < 0 || slot->step != step)
+    if (slot->step != step)
         return ST_OK;
     TRY(event_wait(&slot->done));
     slot->step = -1;
     t->steps_done = step + 1;
+    if (step == 1)
+        TRY(card_grown(t, &t->card.first_steps));
     const struct step_state *r = slot->result;
     if (!r->agreed)
         return FAIL(COMM, "ranks report different steps; this one is at %" PRId64, step);
@@ -326,12 +362,12 @@ static bool evaluation_due(const struct trainer *t, int64_t done)
     return every > 0 ? done % every == 0 : every == 0 && done % t->sampler.steps_per_epoch == 0;
 }
 
-static enum status steps(struct trainer *t, const volatile int *signal_flag)
+static enum status steps(struct trainer *t)
 {
     double last_s = clock_s();
     int64_t issued = 0;
     while (issued < t->total_steps && t->stop == 0) {
-        TRY(issue_step(t, issued, signal_flag != NULL ? *signal_flag : 0));
+        TRY(issue_step(t, issued, t->signal_flag != NULL ? *t->signal_flag : 0));
         TRY(finish_step(t, issued - 1, &last_s));
         issued++;
         if (t->stop != 0 || !evaluation_due(t, issued))
@@ -345,13 +381,17 @@ static enum status steps(struct trainer *t, const volatile int *signal_flag)
 
 enum status trainer_run(struct trainer *t, const volatile int *signal_flag)
 {
+    t->signal_flag = signal_flag;
     if (t->metrics != NULL)
         metrics_plan(t->metrics, t->total_steps, t->sampler.steps_per_epoch);
     TRY(executor_run(&t->executor, PROGRAM_PROLOGUE, NULL, NULL));
     if (t->config->eval.before || t->total_steps == 0)
         TRY(evaluate(t));
     if (t->total_steps > 0)
-        TRY(steps(t, signal_flag));
+        TRY(steps(t));
+    TRY(card_grown(t, t->steps_done < 2 ? &t->card.first_steps : &t->card.later));
+    if (t->metrics != NULL)
+        t->metrics->card = t->card;
     TRY(executor_run(&t->executor, PROGRAM_FLUSH, NULL, NULL));
     if (t->stop & STOP_SIGNAL)
         return FAIL(INTERRUPTED, "stopped by signal %d after step %" PRId64, t->signal,

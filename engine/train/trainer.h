@@ -45,9 +45,14 @@ struct trainer {
     int32_t *picked, *sort_scratch; /* owned */
     struct evaluator *evaluator;    /* owned */
     int64_t total_steps;
-    int64_t steps_done; /* whose report was seen */
+    int64_t steps_done;  /* whose report was seen */
+    struct card_memory card;
+    struct trace *trace; /* owned; NULL: no step is traced */
+    const char *trace_path;
+    int64_t trace_step; /* counted from 0 */
     int skipped_in_row;
-    int stop; /* STOP_ bits that all ranks agreed on */
+    const volatile int *signal_flag; /* borrowed, may be NULL: trainer_run()'s */
+    int stop;                        /* STOP_ bits that all ranks agreed on */
     int signal;
     int stop_wish; /* STOP_EARLY: rank 0 asks for it in its next report */
     double best_metric;
@@ -74,6 +79,14 @@ void trainer_close(struct trainer *t);
  * step; ST_INVALID after NON_FINITE_LIMIT skipped steps in a row; errors of the parts.
  */
 MUST_CHECK enum status trainer_run(struct trainer *t, const volatile int *signal_flag);
+
+/**
+ * trainer_trace() - before trainer_run(): write a time line of one step (engine/train/trace.h).
+ * That step begins on an idle device and the host waits for its end. Results stay as they are.
+ *
+ * Return: ST_OK, also when nothing is asked for; ST_INVALID without training steps.
+ */
+MUST_CHECK enum status trainer_trace(struct trainer *t, const struct trace_request *request);
 
 /** trainer_total_steps() - optimizer steps that a configuration asks for, with @samples samples. */
 int64_t trainer_total_steps(const struct run_config *config, int64_t samples, int world_size);

@@ -35,7 +35,7 @@ static int group_setup(void **state)
     assert_ok(device_alloc(t->device, &t->workspace, t->s->workspace_bytes));
     t->s->workspace = t->workspace;
     t->dtype = t->device->param_dtype;
-    t->eps = ldexp(1.0, t->dtype == DTYPE_BF16 ? -9 : -24);
+    t->eps = ldexp(1.0, t->dtype == DTYPE_BF16 ? -8 : -24);
     t->random = test_seed();
     *state = t;
     return 0;

@@ -20,8 +20,8 @@ static bool conflict(const struct touched *a, const struct touched *b)
 {
     for (int i = 0; i < a->count; i++)
         for (int k = 0; k < b->count; k++)
-            if ((a->ranges[i].write || b->ranges[k].write) &&
-                a->ranges[i].from < b->ranges[k].to && b->ranges[k].from < a->ranges[i].to)
+            if ((a->ranges[i].write || b->ranges[k].write) && a->ranges[i].from < b->ranges[k].to &&
+                b->ranges[k].from < a->ranges[i].to)
                 return true;
     return false;
 }
@@ -33,9 +33,9 @@ static void list_touched(struct touched *out, const struct program *p, bool plac
         for (int k = 0; k < out[i].count; k++) {
             const struct operand *o = &p->instrs[i].operands[k];
             size_t from = placed ? p->buffers[o->buffer].offset : (size_t)o->buffer;
-            out[i].ranges[k] = (struct range){from,
-                                              from + (placed ? p->buffers[o->buffer].bytes : 1),
-                                              (o->access & ACCESS_WRITE) != 0};
+            out[i].ranges[k] =
+                (struct range){from, from + (placed ? p->buffers[o->buffer].bytes : 1),
+                               (o->access & ACCESS_WRITE) != 0};
         }
     }
 }
@@ -106,4 +106,21 @@ int program_first_race(const struct program *p, enum order_rule rule, bool place
                 return i;
             }
     return -1;
+}
+
+int program_life_end(const struct program *p, int buffer, int unit_count)
+{
+    int last = -1, next = -1;
+    for (int i = 0; i < p->instr_count; i++)
+        for (int k = 0; k < p->instrs[i].operand_count; k++)
+            if (p->instrs[i].operands[k].buffer == buffer &&
+                !(p->buffers[buffer].carried && p->instrs[i].op == OP_GATHER))
+                last = i;
+    if (last < 0 || p->instrs[last].op != OP_REDUCE)
+        return last;
+    for (int i = p->instr_count - 1; i > last; i--)
+        if (p->instrs[i].op == OP_BACKWARD ||
+            (p->instrs[i].op == OP_FORWARD && p->instrs[i].unit == unit_count / 2))
+            next = i;
+    return next > last ? next : last;
 }

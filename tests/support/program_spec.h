@@ -1,5 +1,5 @@
 /*
- * tests/support/program_spec.h - units and byte counts to build step programs from, without a model.
+ * tests/support/program_spec.h - units and bytes to build step programs from, without a model.
  *
  * Sizes are those of a BERT: word-table parts in place on slot 0, embedding norm, blocks, head.
  */

@@ -288,6 +288,26 @@ void run_release(struct run_trace *trace)
     memset(trace, 0, sizeof *trace);
 }
 
+void run_put_weights(struct trainer *t, const struct run_trace *trace)
+{
+    for (int u = 0; u < t->setup.layout.unit_count; u++) {
+        struct shard_view view = executor_shard(&t->executor, u);
+        int64_t numel = trace->unit[u].numel, first = t->comm->rank * view.numel;
+        ASSERT(numel == t->setup.layout.units[u].numel);
+        for (int64_t i = 0; view.param_whole != NULL && i < numel; i++)
+            ((float *)view.param_whole)[i] = trace->unit[u].master[i];
+        for (int64_t i = first; i < first + view.numel && i < numel; i++)
+            view.master[i - first] = trace->unit[u].master[i];
+    }
+}
+
+void run_read(struct file_text *text, const struct run_config *config, const char *name)
+{
+    char path[1200];
+    assert_ok(path_join(path, sizeof path, config->output.dir, name));
+    assert_ok(file_read(text, path));
+}
+
 /* ---- comparing ---- */
 
 static bool same_bits(const void *a, const void *b, size_t bytes)

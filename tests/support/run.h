@@ -72,6 +72,13 @@ void run_go(struct run_trace *trace, const struct run_config *config, const stru
 void run_ok(struct run_trace *trace, const struct run_config *config, const struct run_how *how);
 void run_release(struct run_trace *trace);
 
+/** run_put_weights() - start a rank from the weights of a trace of the same model; in at_start. */
+void run_put_weights(struct trainer *t, const struct run_trace *trace);
+
+/** run_read() - a file of the run's output folder; mem_free(&text->data). Fails the test if it is
+ * not there. */
+void run_read(struct file_text *text, const struct run_config *config, const char *name);
+
 /** run_same() - same steps and loss, norm, lr, weights, m and v to the bit; fails the test if not.
  * @what: stands in the message. */
 void run_same(const struct run_trace *a, const struct run_trace *b, const char *what);

@@ -30,7 +30,7 @@ void twins_open(struct twins *w, enum precision_kind precision, const struct op_
     memset(w, 0, sizeof *w);
     side_open(&w->side[SIDE_CPU], DEVICE_CPU, PRECISION_FP32, limits);
     side_open(&w->side[SIDE_GPU], DEVICE_CUDA, precision, limits);
-    w->u = w->side[SIDE_GPU].eps;
+    w->u = ldexp(1.0, w->side[SIDE_GPU].dtype == DTYPE_BF16 ? -8 : -24);
     w->f = ldexp(1.0, -24);
 }
 
@@ -349,10 +349,20 @@ void twin_batch(struct twins *w, struct op_batch *b, const struct op_batch_spec 
         op_batch_make(&w->side[side], &b[side], spec);
 }
 
-struct twin_dropout twin_dropout(struct twins *w, float p, enum dropout_site site)
+static struct dropout dropout_of(struct op_test *t, float p, enum dropout_site site, bool training)
+{
+    struct dropout drop = op_dropout(t, p, site);
+    struct step_state state;
+    op_download(t, &state, drop.state, sizeof state);
+    state.host.training = training;
+    drop.state = op_upload(t, &state, sizeof state);
+    return drop;
+}
+
+struct twin_dropout twin_dropout(struct twins *w, float p, enum dropout_site site, bool training)
 {
     struct twin_dropout drop;
     for (int side = 0; side < SIDES; side++)
-        drop.side[side] = op_dropout(&w->side[side], p, site);
+        drop.side[side] = dropout_of(&w->side[side], p, site, training);
     return drop;
 }

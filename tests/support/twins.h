@@ -111,7 +111,7 @@ void twin_batch(struct twins *w, struct op_batch *b, const struct op_batch_spec 
 struct twin_dropout {
     struct dropout side[SIDES];
 };
-struct twin_dropout twin_dropout(struct twins *w, float p, enum dropout_site site);
+struct twin_dropout twin_dropout(struct twins *w, float p, enum dropout_site site, bool training);
 
 C_END
 

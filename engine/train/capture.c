@@ -1,0 +1,75 @@
+#include "engine/train/capture.h"
+
+#include <inttypes.h>
+#include <stddef.h>
+
+#include "engine/base/log.h"
+#include "engine/train/evaluate.h"
+
+/* With no sequence, gradients are zero; on zero weights, m and v, UPDATE then changes nothing. */
+static enum status rehearse_step(struct trainer *t)
+{
+    const struct batch_layout *l = &t->setup.train_batch;
+    struct step_slot *slot = &t->slots[0];
+    struct stream *s = &t->device->streams[STREAM_COMPUTE];
+    char *block = executor_shared(&t->executor, SHARED_BATCH);
+    for (int m = 0; m < t->config->train.grad_accum; m++) {
+        batch_fill(l, slot->block, m, &t->data->train.features, NULL, 0, t->sort_scratch);
+        t->micro[m] = batch_view(l, block, m, l->rows);
+    }
+    *slot->host = (struct step_host){.inv_count = 1.0f, .training = 1};
+    TRY(device_copy(s, executor_shared(&t->executor, SHARED_STATE), slot->host,
+                    sizeof *slot->host));
+    TRY(device_copy(s, block, slot->block, t->setup.spec.batch_bytes));
+    return executor_run(&t->executor, PROGRAM_STEP, t->micro, NULL);
+}
+
+enum status capture_rehearse(struct trainer *t)
+{
+    struct stream *s = &t->device->streams[STREAM_COMPUTE];
+    size_t before = 0, after = 0;
+    TRY(device_memory_used(t->device, &before));
+    TRY(executor_run(&t->executor, PROGRAM_PROLOGUE, NULL, NULL));
+    if (t->total_steps > 0)
+        TRY(rehearse_step(t));
+    TRY(executor_run(&t->executor, PROGRAM_FLUSH, NULL, NULL));
+    TRY(evaluator_rehearse(t->evaluator, t));
+    TRY(device_fill(s, executor_shared(&t->executor, SHARED_STATE), 0, sizeof(struct step_state)));
+    TRY(stream_sync(s));
+    TRY(device_memory_used(t->device, &after));
+    log_info("train", "rehearsal: %.1f MiB of kernels and connections",
+             ((double)after - (double)before) / 1048576.0);
+    return ST_OK;
+}
+
+enum status capture_steps(struct trainer *t)
+{
+    const struct batch_layout *l = &t->setup.train_batch;
+    enum status st = ST_OK;
+    bool *meets = NULL;
+    int64_t classes = l->rows / LENGTH_CLASS, captured = 0;
+    int micros = (int)t->config->train.grad_accum;
+    size_t before = 0, after = 0;
+    char *block = executor_shared(&t->executor, SHARED_BATCH);
+    TRY(mem_alloc(&meets, (size_t)(classes + 1)));
+    TRY_GOTO(st, out, device_memory_used(t->device, &before));
+    for (int64_t step = 0; step < t->total_steps; step++) {
+        sampler_enter(&t->sampler, step);
+        for (int m = 0; m < micros; m++)
+            meets[sampler_class(&t->sampler, m) / LENGTH_CLASS] = true;
+    }
+    for (int64_t i = 0; i <= classes; i++) {
+        if (!meets[i])
+            continue;
+        for (int m = 0; m < micros; m++)
+            t->micro[m] = batch_view(l, block, m, i * LENGTH_CLASS);
+        TRY_GOTO(st, out, executor_capture(&t->executor, PROGRAM_STEP, t->micro));
+        captured++;
+    }
+    TRY_GOTO(st, out, device_memory_used(t->device, &after));
+    log_info("train", "captured the step for %" PRId64 " length classes: %.1f MiB of graphs",
+             captured, ((double)after - (double)before) / 1048576.0);
+out:
+    mem_free(&meets);
+    return st;
+}

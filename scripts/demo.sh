@@ -1,0 +1,65 @@
+#!/bin/sh
+# Fine-tune a small BERT on two ranks at zero stage 3, and show what each stage needs.
+#
+# usage: scripts/demo.sh     (`make demo` installs and builds what it needs, then calls it)
+# TESSERA names the program; ./tessera if it is not set. Everything printed here is measured.
+set -eu
+cd "$(dirname "$0")/.."
+tessera=${TESSERA:-./tessera}
+config=configs/demo.yaml
+dir=runs/demo
+
+title() {
+    printf '\n== %s\n' "$*"
+}
+
+# evaluation SPLIT first|last: "loss, EM, F1" of that evaluation, from metrics.jsonl
+evaluation() {
+    grep "\"evaluation\":\"$1\"" "$dir/metrics.jsonl" | case $2 in first) head -n 1 ;; *) tail -n 1 ;; esac |
+        sed 's/.*"loss":\([^,]*\).*"exact_match":\([^,]*\),"f1":\([^,]*\).*/\1 \2 \3/' |
+        awk '{ printf "loss %7.4f  EM %6.2f  F1 %6.2f", $1, $2, $3 }'
+}
+
+title "A small BERT with random weights learns questions of SQuAD: zero stage 3, two ranks"
+mkdir -p "$dir"
+# The resolved configuration goes to stdout too; it is in $dir/config.yaml.
+"$tessera" train --config $config --zero-stage 3 --ranks 2 --output-dir $dir >$dir/stdout.txt
+sed -n '/^ epoch /,$p' $dir/stdout.txt
+rm -f $dir/stdout.txt
+
+title "Before and after"
+printf 'questions trained on   before: %s\n' "$(evaluation train first)"
+printf '                       after:  %s\n' "$(evaluation train last)"
+printf 'other questions        before: %s\n' "$(evaluation eval first)"
+printf '                       after:  %s\n' "$(evaluation eval last)"
+cat <<'TEXT'
+EM and F1 are percent. The model has learnt its training questions by heart. It has learnt little
+about the others, and is surer of its wrong answers, so their loss rises: that is what a small
+model that starts from random weights can do. To answer new questions, start from a pretrained
+BERT (docs/usage.md).
+TEXT
+
+title "Memory of the same run at every zero stage (tessera plan --data)"
+"$tessera" plan --config $config --ranks 2 --data
+
+if [ -f $dir/model/model.safetensors ]; then
+    title "One of the training questions (tessera predict)"
+    # The first paragraph of the training file, and the answer that its authors gave.
+    python3 - data/squad/squad-train-v1.1-part.json.gz $dir/question.txt $dir/context.txt <<'PY'
+import gzip, json, sys
+with gzip.open(sys.argv[1]) as f:
+    paragraph = json.load(f)["data"][0]["paragraphs"][0]
+asked = paragraph["qas"][0]
+open(sys.argv[2], "w").write(asked["question"])
+open(sys.argv[3], "w").write(paragraph["context"])
+print("question:", asked["question"])
+print("expected:", asked["answers"][0]["text"])
+PY
+    printf 'answered: '
+    "$tessera" predict --model $dir/model --question "$(cat $dir/question.txt)" \
+        --context-file $dir/context.txt
+    rm -f $dir/question.txt $dir/context.txt
+fi
+
+title "Files"
+echo "$dir: $(ls -m $dir)"

@@ -1,0 +1,207 @@
+#include "shard/simulate.h"
+
+bool simulate_is_collective(enum program_op op)
+{
+    return op == OP_GATHER || op == OP_REDUCE || op == OP_AGREE || op == OP_COLLECT;
+}
+
+/* ---- one instruction ---- */
+
+/* Bytes of an operand that the instruction touches. */
+static double operand_bytes(const struct program *p, const struct operand *o, int world_size)
+{
+    double bytes = (double)p->buffers[o->buffer].bytes;
+    return o->slice ? bytes / world_size : bytes;
+}
+
+/* The whole buffer that a ring fills or sums up, all ranks' shares together. */
+static enum role whole_role(const struct instr *in)
+{
+    switch (in->op) {
+    case OP_REDUCE:
+        return ROLE_GRAD;
+    case OP_AGREE:
+        return ROLE_REPORTS;
+    case OP_COLLECT:
+        return ROLE_COLLECTED;
+    default:
+        return in->flags & FLAG_GRADIENT ? ROLE_GRAD : ROLE_PARAM;
+    }
+}
+
+static double ring_seconds(const struct program *p, const struct instr *in,
+                           const struct simulate_rates *rates, int world_size)
+{
+    const struct operand *whole = program_operand(in, whole_role(in));
+    double share = (double)p->buffers[whole->buffer].bytes / world_size;
+    return (world_size - 1) * (rates->hop_seconds + share / rates->link_per_second);
+}
+
+static double memory_seconds(const struct program *p, const struct instr *in,
+                             const struct simulate_rates *rates, int world_size)
+{
+    double bytes = 0;
+    for (int k = 0; k < in->operand_count; k++) {
+        const struct operand *o = &in->operands[k];
+        int passes = o->access == ACCESS_READ_WRITE ? 2 : 1;
+        if (o->role != ROLE_WORKSPACE) /* of which it needs a part, small beside the rest */
+            bytes += passes * operand_bytes(p, o, world_size);
+    }
+    return bytes / rates->memory_per_second;
+}
+
+double simulate_seconds(const struct program *p, const struct instr *in,
+                        const struct simulate_rates *rates, int world_size)
+{
+    double work = 0;
+    if (simulate_is_collective(in->op))
+        work = ring_seconds(p, in, rates, world_size);
+    else if (in->op == OP_FORWARD || in->op == OP_RECOMPUTE)
+        work = rates->units[in->unit].forward_flops / rates->flops_per_second;
+    else if (in->op == OP_BACKWARD)
+        work = rates->units[in->unit].backward_flops / rates->flops_per_second;
+    else
+        work = memory_seconds(p, in, rates, world_size);
+    return rates->launch_seconds + work;
+}
+
+/* ---- the time line ---- */
+
+enum { IDLE = -1 };
+
+/* What a stream does now: the instruction that runs, and the first one that did not begin. */
+struct lane {
+    int running, next;
+    double left; /* seconds of work of the running one */
+};
+
+struct line {
+    const struct program *p;
+    const double *seconds;
+    struct simulate_span *spans;
+    struct lane lanes[PROGRAM_STREAMS];
+    double now;
+};
+
+static int next_on_stream(const struct program *p, enum program_stream stream, int from)
+{
+    while (from < p->instr_count && p->instrs[from].stream != stream)
+        from++;
+    return from;
+}
+
+/* Instructions end in their stream's order, so the one that runs tells what has ended. */
+static bool has_ended(const struct line *l, int instr)
+{
+    const struct lane *lane = &l->lanes[l->p->instrs[instr].stream];
+    return instr < lane->next && instr != lane->running;
+}
+
+static bool may_begin(const struct line *l, const struct lane *lane)
+{
+    if (lane->running != IDLE || lane->next >= l->p->instr_count)
+        return false;
+    for (int s = 0; s < PROGRAM_STREAMS; s++) {
+        int other = l->p->instrs[lane->next].wait[s];
+        if (other >= 0 && !has_ended(l, other))
+            return false;
+    }
+    return true;
+}
+
+static bool begin_some(struct line *l)
+{
+    bool begun = false;
+    for (int s = 0; s < PROGRAM_STREAMS; s++) {
+        struct lane *lane = &l->lanes[s];
+        if (!may_begin(l, lane))
+            continue;
+        lane->running = lane->next;
+        lane->left = l->seconds[lane->running];
+        l->spans[lane->running].begin = l->now;
+        lane->next = next_on_stream(l->p, (enum program_stream)s, lane->running + 1);
+        begun = true;
+    }
+    return begun;
+}
+
+static bool runs_collective(const struct line *l, const struct lane *lane)
+{
+    return lane->running != IDLE && simulate_is_collective(l->p->instrs[lane->running].op);
+}
+
+/* Let all streams run until the first instruction ends. Return: false if none runs. */
+static bool advance(struct line *l, struct simulate_result *result, double slow_down)
+{
+    int collectives = 0, others = 0;
+    for (int s = 0; s < PROGRAM_STREAMS; s++) {
+        collectives += runs_collective(l, &l->lanes[s]);
+        others += l->lanes[s].running != IDLE && !runs_collective(l, &l->lanes[s]);
+    }
+    if (collectives + others == 0)
+        return false;
+    double stretch[PROGRAM_STREAMS], step = 0;
+    bool first = true;
+    for (int s = 0; s < PROGRAM_STREAMS; s++) {
+        bool slowed = collectives > 0 && !runs_collective(l, &l->lanes[s]);
+        stretch[s] = slowed ? 1 + slow_down : 1;
+        if (l->lanes[s].running != IDLE && (first || l->lanes[s].left * stretch[s] < step)) {
+            step = l->lanes[s].left * stretch[s];
+            first = false;
+        }
+    }
+    l->now += step;
+    result->compute_seconds += others > 0 ? step : 0;
+    result->collective_seconds += collectives > 0 ? step : 0;
+    result->exposed_seconds += collectives > 0 && others == 0 ? step : 0;
+    for (int s = 0; s < PROGRAM_STREAMS; s++) {
+        struct lane *lane = &l->lanes[s];
+        if (lane->running == IDLE)
+            continue;
+        result->busy[s] += step;
+        if (lane->left * stretch[s] > step) {
+            lane->left -= step / stretch[s];
+            lane->left = lane->left > 0 ? lane->left : 0; /* rounding */
+            continue;
+        }
+        l->spans[lane->running].end = l->now;
+        lane->running = IDLE;
+    }
+    return true;
+}
+
+void simulate_run(struct simulate_result *result, struct simulate_span *spans,
+                  const struct program *p, const double *seconds, double slow_down)
+{
+    struct line l = {.p = p, .seconds = seconds, .spans = spans};
+    ASSERT(slow_down >= 0);
+    for (int s = 0; s < PROGRAM_STREAMS; s++) {
+        l.lanes[s].running = IDLE;
+        l.lanes[s].next = next_on_stream(p, (enum program_stream)s, 0);
+    }
+    *result = (struct simulate_result){0};
+    do {
+        while (begin_some(&l))
+            continue;
+    } while (advance(&l, result, slow_down));
+    for (int s = 0; s < PROGRAM_STREAMS; s++)
+        ASSERT(l.lanes[s].next == p->instr_count);
+    result->seconds = l.now;
+}
+
+enum status simulate_program(struct simulate_result *result, const struct program *p,
+                             const struct simulate_rates *rates, int world_size)
+{
+    enum status st = ST_OK;
+    double *seconds = NULL;
+    struct simulate_span *spans = NULL;
+    TRY_GOTO(st, out, mem_alloc(&seconds, sizeof *seconds * (size_t)p->instr_count));
+    TRY_GOTO(st, out, mem_alloc(&spans, sizeof *spans * (size_t)p->instr_count));
+    for (int i = 0; i < p->instr_count; i++)
+        seconds[i] = simulate_seconds(p, &p->instrs[i], rates, world_size);
+    simulate_run(result, spans, p, seconds, rates->slow_down);
+out:
+    mem_free(&spans);
+    mem_free(&seconds);
+    return st;
+}

@@ -1,0 +1,408 @@
+#include "shard/simulate.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "shard/account.h"
+#include "tests/support/program_spec.h"
+#include "tests/support/support.h"
+
+enum { MAX_INSTRS = 2048 };
+
+/* A program drawn by hand. */
+struct drawing {
+    struct instr instrs[16];
+    double seconds[16];
+    struct simulate_span spans[16];
+    struct program p;
+    struct simulate_result result;
+};
+
+/* @wait and @also: instructions to wait for, or -1. Return: the number of this one. */
+static int draw(struct drawing *d, enum program_op op, enum program_stream stream, double seconds,
+                int wait, int also)
+{
+    int i = d->p.instr_count++;
+    d->p.instrs = d->instrs;
+    d->seconds[i] = seconds;
+    d->instrs[i] = (struct instr){.op = op, .stream = stream, .unit = -1, .micro_batch = -1};
+    for (int s = 0; s < PROGRAM_STREAMS; s++)
+        d->instrs[i].wait[s] = -1;
+    if (wait >= 0)
+        d->instrs[i].wait[d->instrs[wait].stream] = wait;
+    if (also >= 0)
+        d->instrs[i].wait[d->instrs[also].stream] = also;
+    return i;
+}
+
+static void run(struct drawing *d, double slow_down)
+{
+    simulate_run(&d->result, d->spans, &d->p, d->seconds, slow_down);
+}
+
+static void check_close_at(double got, double want, int line)
+{
+    if (fabs(got - want) <= 1e-12 * (1 + fabs(want)))
+        return;
+    print_error("got %.17g, expected %.17g\n", got, want);
+    _fail(__FILE__, line);
+}
+
+#define CLOSE(got, want) check_close_at((got), (want), __LINE__)
+
+static void check_span_at(const struct drawing *d, int i, double begin, double end, int line)
+{
+    check_close_at(d->spans[i].begin, begin, line);
+    check_close_at(d->spans[i].end, end, line);
+}
+
+#define SPAN(d, i, begin, end) check_span_at((d), (i), (begin), (end), __LINE__)
+
+static void one_stream_takes_the_sum(void **state)
+{
+    struct drawing d = {0};
+    (void)state;
+    draw(&d, OP_FORWARD, ON_COMPUTE, 1, -1, -1);
+    draw(&d, OP_BACKWARD, ON_COMPUTE, 2, -1, -1);
+    draw(&d, OP_UPDATE, ON_COMPUTE, 0.5, -1, -1);
+    run(&d, 0.7);
+    SPAN(&d, 1, 1, 3);
+    CLOSE(d.result.seconds, 3.5);
+    CLOSE(d.result.busy[ON_COMPUTE], 3.5);
+    CLOSE(d.result.compute_seconds, 3.5);
+    CLOSE(d.result.exposed_seconds, 0);
+}
+
+static void streams_that_do_not_wait_take_the_longest(void **state)
+{
+    struct drawing d = {0};
+    (void)state;
+    draw(&d, OP_FORWARD, ON_COMPUTE, 3, -1, -1);
+    draw(&d, OP_GATHER, ON_GATHER, 3, -1, -1);
+    draw(&d, OP_REDUCE, ON_REDUCE, 2, -1, -1);
+    run(&d, 0);
+    CLOSE(d.result.seconds, 3);
+    CLOSE(d.result.collective_seconds, 3);
+    CLOSE(d.result.exposed_seconds, 0);
+}
+
+static void collectives_that_are_waited_for_are_exposed(void **state)
+{
+    struct drawing d = {0};
+    (void)state;
+    int gather = draw(&d, OP_GATHER, ON_GATHER, 2, -1, -1);
+    int forward = draw(&d, OP_FORWARD, ON_COMPUTE, 1, gather, -1);
+    int reduce = draw(&d, OP_REDUCE, ON_REDUCE, 4, forward, -1);
+    draw(&d, OP_UPDATE, ON_COMPUTE, 1, reduce, -1);
+    run(&d, 0.5);
+    SPAN(&d, 3, 7, 8);
+    CLOSE(d.result.seconds, 8);
+    CLOSE(d.result.exposed_seconds, 6);
+    CLOSE(d.result.compute_seconds, 2);
+}
+
+/* Gather 1 runs beside forward 0, and makes forward 1 wait for the rest of it. */
+static void prefetch_hides_what_compute_is_long_enough_for(void **state)
+{
+    struct drawing d = {0};
+    (void)state;
+    int g0 = draw(&d, OP_GATHER, ON_GATHER, 2, -1, -1);
+    int f0 = draw(&d, OP_FORWARD, ON_COMPUTE, 3, g0, -1);
+    int g1 = draw(&d, OP_GATHER, ON_GATHER, 4, -1, -1);
+    int f1 = draw(&d, OP_FORWARD, ON_COMPUTE, 3, g1, f0);
+    int g2 = draw(&d, OP_GATHER, ON_GATHER, 4, f0, -1); /* takes the buffer of unit 0 */
+    int f2 = draw(&d, OP_FORWARD, ON_COMPUTE, 3, g2, f1);
+    run(&d, 0);
+    SPAN(&d, g0, 0, 2);
+    SPAN(&d, f0, 2, 5);
+    SPAN(&d, g1, 2, 6);
+    SPAN(&d, f1, 6, 9);
+    SPAN(&d, g2, 6, 10);
+    SPAN(&d, f2, 10, 13);
+    CLOSE(d.result.exposed_seconds, 2 + 1 + 1);
+    CLOSE(d.result.busy[ON_GATHER], 10);
+}
+
+static void compute_slows_down_while_a_collective_runs_beside_it(void **state)
+{
+    struct drawing d = {0};
+    (void)state;
+    draw(&d, OP_FORWARD, ON_COMPUTE, 4, -1, -1);
+    draw(&d, OP_GATHER, ON_GATHER, 2, -1, -1);
+    run(&d, 0.5);
+    /* In 2 seconds 2 / 1.5 of the 4 are done. */
+    CLOSE(d.result.seconds, 2 + (4 - 2 / 1.5));
+    SPAN(&d, 1, 0, 2);
+    draw(&d, OP_REDUCE, ON_REDUCE, 1, -1, -1); /* a second one beside it: no slower */
+    run(&d, 0.5);
+    CLOSE(d.result.seconds, 2 + (4 - 2 / 1.5));
+    CLOSE(d.result.busy[ON_COMPUTE], d.result.seconds);
+}
+
+static void agree_is_a_collective_and_accumulate_is_not(void **state)
+{
+    struct drawing d = {0};
+    (void)state;
+    int agree = draw(&d, OP_AGREE, ON_COMPUTE, 2, -1, -1);
+    int sum = draw(&d, OP_ACCUMULATE, ON_REDUCE, 2, -1, -1);
+    run(&d, 1);
+    SPAN(&d, agree, 0, 2);
+    SPAN(&d, sum, 0, 3);
+    CLOSE(d.result.exposed_seconds, 0);
+    CLOSE(d.result.compute_seconds, 3);
+}
+
+static void instructions_of_no_time_and_empty_programs_end(void **state)
+{
+    struct drawing d = {0};
+    (void)state;
+    run(&d, 0);
+    CLOSE(d.result.seconds, 0);
+    int a = draw(&d, OP_BEGIN, ON_COMPUTE, 0, -1, -1);
+    int b = draw(&d, OP_GATHER, ON_GATHER, 0, a, -1);
+    draw(&d, OP_FORWARD, ON_COMPUTE, 0, b, -1);
+    run(&d, 0.3);
+    CLOSE(d.result.seconds, 0);
+}
+
+/* ---- real programs ---- */
+
+static struct unit_work work[SPEC_MAX_UNITS];
+static double seconds[MAX_INSTRS];
+static struct simulate_span spans[MAX_INSTRS];
+
+static void random_seconds(const struct program *p, uint64_t *random)
+{
+    assert_true(p->instr_count <= MAX_INSTRS);
+    for (int i = 0; i < p->instr_count; i++)
+        seconds[i] = (double)(test_random(random) % 1000) * 1e-4;
+}
+
+/* The longest chain of waits and stream order: no line is shorter, and at no slow-down longer. */
+static double longest_chain(const struct program *p)
+{
+    static double end[MAX_INSTRS];
+    int last[PROGRAM_STREAMS] = {-1, -1, -1};
+    double longest = 0;
+    for (int i = 0; i < p->instr_count; i++) {
+        const struct instr *in = &p->instrs[i];
+        double begin = last[in->stream] >= 0 ? end[last[in->stream]] : 0;
+        for (int s = 0; s < PROGRAM_STREAMS; s++)
+            if (in->wait[s] >= 0 && end[in->wait[s]] > begin)
+                begin = end[in->wait[s]];
+        end[i] = begin + seconds[i];
+        longest = end[i] > longest ? end[i] : longest;
+        last[in->stream] = i;
+    }
+    return longest;
+}
+
+static void check_line(const struct program *p, const struct simulate_result *r, double slow_down)
+{
+    double sums[PROGRAM_STREAMS] = {0};
+    int last[PROGRAM_STREAMS] = {-1, -1, -1};
+    const double eps = 1e-9;
+    for (int i = 0; i < p->instr_count; i++) {
+        const struct instr *in = &p->instrs[i];
+        double took = spans[i].end - spans[i].begin;
+        bool fixed = slow_down <= 0 || simulate_is_collective(in->op);
+        assert_true(took >= seconds[i] - eps);
+        assert_true(took <= seconds[i] * (fixed ? 1 : 1 + slow_down) + eps);
+        if (last[in->stream] >= 0)
+            assert_true(spans[i].begin >= spans[last[in->stream]].end - eps);
+        for (int s = 0; s < PROGRAM_STREAMS; s++)
+            if (in->wait[s] >= 0)
+                assert_true(spans[i].begin >= spans[in->wait[s]].end - eps);
+        assert_true(spans[i].end <= r->seconds + eps);
+        sums[in->stream] += took;
+        last[in->stream] = i;
+    }
+    for (int s = 0; s < PROGRAM_STREAMS; s++)
+        assert_true(fabs(r->busy[s] - sums[s]) < 1e-6);
+    assert_true(r->exposed_seconds <= r->collective_seconds + eps);
+    assert_true(r->compute_seconds + r->exposed_seconds <= r->seconds + eps);
+}
+
+static void lines_of_random_programs_keep_order_and_bounds(void **state)
+{
+    static struct spec_case c;
+    uint64_t random = test_seed();
+    (void)state;
+    for (int i = 0; i < 200; i++) {
+        struct plan plan = {0};
+        struct account account;
+        spec_random(&c, &random);
+        assert_ok(plan_build(&plan, &account, &c.spec));
+        for (int k = 0; k < PROGRAM_KINDS; k++) {
+            const struct program *p = &plan.programs[k];
+            struct simulate_result free, slow, again;
+            random_seconds(p, &random);
+            simulate_run(&free, spans, p, seconds, 0);
+            check_line(p, &free, 0);
+            assert_true(fabs(free.seconds - longest_chain(p)) < 1e-9);
+            simulate_run(&slow, spans, p, seconds, 0.4);
+            check_line(p, &slow, 0.4);
+            assert_true(slow.seconds >= free.seconds - 1e-9);
+            assert_true(slow.seconds <= 1.4 * free.seconds + 1e-9);
+            simulate_run(&again, spans, p, seconds, 0.4);
+            assert_memory_equal(&again, &slow, sizeof slow);
+        }
+        plan_release(&plan);
+    }
+}
+
+/* BERT-base, 2048 tokens, on a card of some 100 TFLOP/s and a link of @gigabytes a second. */
+static struct simulate_rates bert_rates(const struct spec_case *c, double gigabytes)
+{
+    for (int u = 0; u < c->spec.unit_count; u++) {
+        double numel = (double)c->units[u].shard_numel * c->spec.world_size;
+        bool table = u < c->parts || u == c->parts;
+        work[u].forward_flops = table ? 1e6 : 2 * numel * 2048;
+        work[u].backward_flops = 2 * work[u].forward_flops;
+    }
+    return (struct simulate_rates){.units = work,
+                                   .flops_per_second = 1e14,
+                                   .memory_per_second = 2e12,
+                                   .launch_seconds = 5e-6,
+                                   .link_per_second = gigabytes * 1e9,
+                                   .hop_seconds = 2e-6};
+}
+
+static struct simulate_result bert_step(int stage, int world, int prefetch, double gigabytes,
+                                        double slow_down)
+{
+    static struct spec_case c;
+    struct plan plan = {0};
+    struct account account;
+    struct simulate_result result;
+    spec_bert(&c, &spec_bert_base, DTYPE_BF16, stage, world);
+    c.spec.prefetch = prefetch;
+    assert_ok(plan_build(&plan, &account, &c.spec));
+    struct simulate_rates rates = bert_rates(&c, gigabytes);
+    rates.slow_down = slow_down;
+    assert_ok(simulate_program(&result, &plan.programs[PROGRAM_STEP], &rates, world));
+    plan_release(&plan);
+    return result;
+}
+
+static void a_collective_is_a_ring_of_hops(void **state)
+{
+    static struct spec_case c;
+    struct program p = {0};
+    int reduces = 0;
+    (void)state;
+    for (int world = 1; world <= 64; world *= 4) {
+        spec_bert(&c, &spec_bert_base, DTYPE_BF16, 3, world);
+        assert_ok(program_build(&p, PROGRAM_STEP, &c.spec));
+        struct simulate_rates rates = bert_rates(&c, 10);
+        for (int i = 0; i < p.instr_count; i++) {
+            const struct instr *in = &p.instrs[i];
+            if (in->op != OP_REDUCE && in->op != OP_GATHER)
+                continue;
+            double share =
+                (double)c.units[in->unit].shard_numel * (in->op == OP_REDUCE ? 4 : 2) / 10e9;
+            CLOSE(simulate_seconds(&p, in, &rates, world), 5e-6 + (world - 1) * (2e-6 + share));
+            reduces++;
+        }
+    }
+    assert_true(reduces > 100);
+    program_release(&p);
+}
+
+static void compute_takes_flops_and_updates_take_bytes(void **state)
+{
+    static struct spec_case c;
+    struct program p = {0};
+    (void)state;
+    spec_bert(&c, &spec_bert_base, DTYPE_BF16, 1, 4);
+    assert_ok(program_build(&p, PROGRAM_STEP, &c.spec));
+    struct simulate_rates rates = bert_rates(&c, 10);
+    for (int i = 0; i < p.instr_count; i++) {
+        const struct instr *in = &p.instrs[i];
+        double got = simulate_seconds(&p, in, &rates, 4) - 5e-6;
+        if (in->op == OP_BACKWARD)
+            CLOSE(got, work[in->unit].backward_flops / 1e14);
+        if (in->op == OP_UPDATE) /* bf16 slice, master, m and v there and back; gradient there */
+            CLOSE(got, ((double)c.units[in->unit].shard_numel * (2 * 2 + 3 * 8 + 4) +
+                        (double)p.buffers[SHARED_STATE].bytes) /
+                           2e12);
+    }
+    program_release(&p);
+}
+
+static void faster_links_and_prefetch_make_no_step_longer(void **state)
+{
+    (void)state;
+    for (int stage = 0; stage < 4; stage++) {
+        double before = INFINITY;
+        for (double gigabytes = 1; gigabytes < 1000; gigabytes *= 2) {
+            double now = bert_step(stage, 8, 1, gigabytes, 0).seconds;
+            assert_true(now <= before + 1e-12);
+            before = now;
+        }
+    }
+    for (double gigabytes = 1; gigabytes < 1000; gigabytes *= 2) {
+        double before = INFINITY;
+        for (int prefetch = 0; prefetch < 3; prefetch++) {
+            double now = bert_step(3, 8, prefetch, gigabytes, 0).seconds;
+            assert_true(now <= before + 1e-12);
+            assert_true(prefetch != 1 || now < before);
+            before = now;
+        }
+    }
+}
+
+/* Memory that is used again must not make compute wait for collectives: the time line of the placed
+ * program is nearly that of one where each buffer has its own memory. */
+static void placement_costs_little_overlap(void **state)
+{
+    static struct spec_case c;
+    (void)state;
+    for (int stage = 0; stage < 4; stage++)
+        for (int micro_batches = 1; micro_batches <= 4; micro_batches += 3) {
+            struct plan plan = {0};
+            struct program apart = {0};
+            struct account account;
+            struct simulate_result one, other;
+            spec_bert(&c, &spec_bert_base, DTYPE_BF16, stage, 8);
+            c.spec.micro_batches = micro_batches;
+            assert_ok(plan_build(&plan, &account, &c.spec));
+            assert_ok(program_build(&apart, PROGRAM_STEP, &c.spec));
+            struct simulate_rates rates = bert_rates(&c, 100);
+            assert_ok(simulate_program(&one, &plan.programs[PROGRAM_STEP], &rates, 8));
+            assert_ok(simulate_program(&other, &apart, &rates, 8));
+            print_message("stage %d, %d micro-batches: %.2f ms placed, %.2f ms apart\n", stage,
+                          micro_batches, 1e3 * one.seconds, 1e3 * other.seconds);
+            assert_true(one.seconds <= (micro_batches == 1 ? 1.01 : 1.15) * other.seconds);
+            plan_release(&plan);
+            program_release(&apart);
+        }
+}
+
+static void one_rank_has_only_the_launches_of_its_collectives(void **state)
+{
+    (void)state;
+    struct simulate_result slow = bert_step(3, 1, 1, 0.001, 0), fast = bert_step(3, 1, 1, 1000, 0);
+    CLOSE(slow.seconds, fast.seconds);
+    assert_true(slow.exposed_seconds < 0.1 * slow.seconds);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(one_stream_takes_the_sum),
+        cmocka_unit_test(streams_that_do_not_wait_take_the_longest),
+        cmocka_unit_test(collectives_that_are_waited_for_are_exposed),
+        cmocka_unit_test(prefetch_hides_what_compute_is_long_enough_for),
+        cmocka_unit_test(compute_slows_down_while_a_collective_runs_beside_it),
+        cmocka_unit_test(agree_is_a_collective_and_accumulate_is_not),
+        cmocka_unit_test(instructions_of_no_time_and_empty_programs_end),
+        cmocka_unit_test(lines_of_random_programs_keep_order_and_bounds),
+        cmocka_unit_test(a_collective_is_a_ring_of_hops),
+        cmocka_unit_test(compute_takes_flops_and_updates_take_bytes),
+        cmocka_unit_test(faster_links_and_prefetch_make_no_step_longer),
+        cmocka_unit_test(placement_costs_little_overlap),
+        cmocka_unit_test(one_rank_has_only_the_launches_of_its_collectives),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
