@@ -23,8 +23,8 @@ BUILD := build/$(if $(filter 1,$(DEBUG)),debug,release)$(if $(SAN),-$(subst $(co
 
 # ---- what this machine has ------------------------------------------------------------------
 # Detection runs once and is kept; `make clean` or a change of the knobs asks again. Targets that
-# do not compile anything never ask.
-NO_BUILD_GOALS := help clean format deps check
+# do not compile anything themselves never ask; test and demo install first and then call make again.
+NO_BUILD_GOALS := help clean format deps check test demo
 ifneq ($(filter-out $(NO_BUILD_GOALS),$(or $(MAKECMDGOALS),all)),)
 DETECTED := $(shell CC='$(CC)' NVCC='$(NVCC)' CUDA='$(CUDA)' CUDA_ARCH='$(CUDA_ARCH)' scripts/detect.sh $(BUILD)/config.mk >&2 || echo failed)
 ifneq ($(DETECTED),)
@@ -66,7 +66,7 @@ BENCHES  := $(patsubst bench/%.c,$(BUILD)/bench/%,$(BENCH_SRC))
 LIBTESS  := $(BUILD)/libtessera.a
 BINARY   := $(if $(filter build/release build/release-cpu,$(BUILD)),tessera,$(BUILD)/tessera)
 
-.PHONY: all tests test bench check format deps demo golden docs clean help FORCE
+.PHONY: all tests test run-tests bench check format deps demo run-demo golden docs clean help FORCE
 
 all: $(BINARY)
 
@@ -112,7 +112,7 @@ $(BUILD)/tessera: $(call obj,$(MAIN)) $(LIBTESS)
 	$(Q)$(LINK) $(LIBS)
 
 tessera: $(BUILD)/tessera FORCE
-	@cmp -s $< $@ || cp $< $@
+	@cmp -s $< $@ || { cp $< $@.new && mv -f $@.new $@; } # it may be running
 
 $(BUILD)/tests/%: $(BUILD)/tests/%.c.o $(call obj,$(TEST_LIB)) $(LIBTESS)
 	@echo "  LD    $@"
@@ -124,8 +124,13 @@ $(BUILD)/bench/%: $(BUILD)/bench/%.c.o $(LIBTESS)
 
 tests: $(TESTS) $(BINARY)
 
+# All cores, unless -j was given.
+AGAIN = $(MAKE) --no-print-directory $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(shell nproc))
+
 test: deps
-	@$(MAKE) --no-print-directory tests
+	+@$(AGAIN) run-tests
+
+run-tests: tests
 	@TESSERA=./$(BINARY) scripts/run-tests.sh $(BUILD) $(TESTS)
 
 bench: $(BENCHES) $(BINARY)
@@ -141,7 +146,9 @@ deps:
 	@scripts/deps.sh
 
 demo: deps
-	@$(MAKE) --no-print-directory all
+	+@$(AGAIN) run-demo
+
+run-demo: all
 	@TESSERA=./$(BINARY) scripts/demo.sh
 
 golden:

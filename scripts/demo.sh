@@ -33,8 +33,8 @@ printf '                       after:  %s\n' "$(evaluation train last)"
 printf 'other questions        before: %s\n' "$(evaluation eval first)"
 printf '                       after:  %s\n' "$(evaluation eval last)"
 cat <<'TEXT'
-EM and F1 are percent. The model has learnt its training questions by heart. It has learnt little
-about the others, and is surer of its wrong answers, so their loss rises: that is what a small
+EM and F1 are percent. The model has learnt most of its training questions by heart and little
+about the others; it is surer of its wrong answers there, so their loss rises. That is what a small
 model that starts from random weights can do. To answer new questions, start from a pretrained
 BERT (docs/usage.md).
 TEXT

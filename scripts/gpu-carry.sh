@@ -2,9 +2,11 @@
 # Build for a GPU machine that has the driver and CUDA's libraries but no build tools, and collect
 # what must travel in build/gpu/.
 #
-#     build/gpu/bin/       tessera, the cuda_* tests and benches, stripped
+#     build/gpu/bin/       tessera, stripped, as are
+#     build/gpu/tests/     the cuda_* tests and
+#     build/gpu/bench/     the cuda_* benches
 #     build/gpu/lib/       the libraries that such a machine may lack (BLAS, YAML, JSON, ...)
-#     build/gpu/run        runs a command with both found: build/gpu/run tessera train ...
+#     build/gpu/run        runs one with all found: build/gpu/run tessera train ...
 #
 # usage: scripts/gpu-carry.sh        then, over there: bench/gpu/check.py, bench/gpu/steps.py
 #
@@ -16,7 +18,7 @@ objects=build/carry
 out=build/gpu
 limit_kib=$((60 * 1024))
 
-programs=$(ls tests/cuda_*.c bench/*.c | sed 's/\.c$//')
+programs=$(ls tests/cuda_*.c bench/cuda_*.c 2>/dev/null | sed 's/\.c$//')
 targets=$objects/tessera
 for p in $programs; do
     targets="$targets $objects/$p"
@@ -28,15 +30,27 @@ make --no-print-directory -j"${JOBS:-2}" CUDA=1 CUDA_ARCH="$arch" BUILD=$objects
     NVCCFLAGS='--compress-mode=size' $targets
 
 rm -rf $out
-mkdir -p $out/bin $out/lib
-for t in $targets; do
-    cp "$t" $out/bin/
-    strip -s "$out/bin/$(basename "$t")"
+mkdir -p $out/bin $out/tests $out/bench $out/lib
+strip -s -o $out/bin/tessera $objects/tessera
+for p in $programs; do
+    strip -s -o "$out/$p" "$objects/$p"
 done
 
+# Records kernels for bench/gpu/breakdown.py; not needed for anything else.
+nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
+cuda=$(dirname "$(dirname "$(readlink -f "$nvcc")")")
+for cuda in "$cuda" /usr/local/cuda; do
+    cupti=$(ls "$cuda"/lib*/libcupti.so.1? "$cuda"/extras/CUPTI/lib64/libcupti.so.1? 2>/dev/null | head -n 1)
+    [ -n "$cupti" ] && [ -e "$cuda/include/cupti.h" ] && break
+done
+if [ -n "$cupti" ]; then
+    cc -std=c11 -D_GNU_SOURCE -O2 -fPIC -shared -I"$cuda/include" bench/gpu/kernels.c \
+        -o $out/lib/libkernels.so "$cupti" -lpthread || echo "without libkernels.so" >&2
+fi
+
 # Everything they need but the C library and what comes with the driver and CUDA.
-for b in $out/bin/*; do
-    ldd "$b"
+for p in bin/tessera $programs; do
+    ldd "$out/$p"
 done | awk '$2 == "=>" && $3 ~ /^\// { print $1, $3 }' | sort -u | while read -r name path; do
     case $name in
     libc.so.* | libm.so.* | libpthread.so.* | libdl.so.* | librt.so.* | ld-linux* | libstdc++.so.* | libgcc_s.so.*) ;;
@@ -47,13 +61,15 @@ done
 
 cat >$out/run <<'RUN'
 #!/bin/sh
-# Run a program of bin/ (or any other) with the libraries beside it and with CUDA's, which may lie
-# in several folders: each is taken from the first place that has it.
+# Run "tessera", "tests/NAME" or "bench/NAME" of this folder, or any other program, with the
+# libraries beside it and with CUDA's, which may lie in several folders: each is taken from the first
+# place that has it.
 here=$(cd "$(dirname "$0")" && pwd)
 path=$here/lib
 find_library() {
     for d in ${CUDA_HOME:+"$CUDA_HOME/lib64"} ${NCCL_HOME:+"$NCCL_HOME/lib"} /usr/local/cuda/lib64 \
-        /usr/local/cuda/lib /usr/local/cuda/targets/x86_64-linux/lib /usr/lib/x86_64-linux-gnu \
+        /usr/local/cuda/lib /usr/local/cuda/extras/CUPTI/lib64 \
+        /usr/local/cuda/targets/x86_64-linux/lib /usr/lib/x86_64-linux-gnu \
         /usr/local/lib "$(ldconfig -p 2>/dev/null | sed -n "s|.*$1 .*=> \(.*\)/$1\$|\1|p" | head -n 1)"; do
         if [ -e "$d/$1" ]; then
             echo "$d"
@@ -78,13 +94,17 @@ else
         [ -n "$d" ] || { echo "$0: $name was not found" >&2; exit 1; }
         case :$found: in *:"$d":*) ;; *) found=${found:+$found:}$d ;; esac
     done
+    cupti=$(find_library libcupti.so.13)
+    case :$found: in *:"$cupti":*) ;; *) found=$found${cupti:+:$cupti} ;; esac
     path=$path:$found
     TESSERA_CUDA_PATH=$found
 fi
 export TESSERA_CUDA_PATH LD_LIBRARY_PATH="$path${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 program=$1
 shift
-[ -x "$here/bin/$program" ] && program=$here/bin/$program
+for p in "$here/bin/$program" "$here/$program"; do
+    [ -x "$p" ] && [ ! -d "$p" ] && program=$p && break
+done
 exec "$program" "$@"
 RUN
 chmod +x $out/run
@@ -92,6 +112,6 @@ chmod +x $out/run
 $out/run tessera --version >/dev/null 2>&1 || $out/run tessera --help >/dev/null ||
     { echo "build/gpu/run tessera does not start here" >&2; exit 1; }
 kib=$(du -sk $out | cut -f1)
-du -k $out/bin/* $out/lib/* | sort -n | awk '{ printf "%8d KiB  %s\n", $1, $2 }'
+du -k $out/*/* | sort -n | awk '{ printf "%8d KiB  %s\n", $1, $2 }'
 echo "$out: $kib KiB"
 [ "$kib" -le $limit_kib ] || { echo "$out is larger than $limit_kib KiB" >&2; exit 1; }

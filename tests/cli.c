@@ -1,6 +1,6 @@
 /*
- * The program as people use it: started as a process (TESSERA in the environment, or ./tessera), its
- * exit codes, what it prints and what it leaves in the output folder.
+ * The program as people use it: started as a process (TESSERA in the environment, or ./tessera),
+ * its exit codes, what it prints and what it leaves in the output folder.
  */
 #include <errno.h>
 #include <fcntl.h>

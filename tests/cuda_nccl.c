@@ -219,9 +219,15 @@ out:
     return st;
 }
 
+/*
+ * The failures come after a first collective, as in a run, where a rehearsal makes NCCL connect: its
+ * first call waits for the peers on the host, inside NCCL, where nobody can end it.
+ */
+
 /* The last rank dies while the others wait for its part of a collective. */
 static enum status one_dies(struct bench *b)
 {
+    TRY(gathers(b));
     TRY(comm_barrier(b->comm));
     if (b->comm->rank == b->comm->world_size - 1)
         raise(SIGKILL);
@@ -232,6 +238,7 @@ static enum status one_dies(struct bench *b)
 /* The last rank never issues it; there is no failure to see, only the deadline. */
 static enum status one_is_silent(struct bench *b)
 {
+    TRY(gathers(b));
     b->comm->timeout_ms = 4000; /* not of the set-up, which may take longer */
     TRY(comm_barrier(b->comm));
     if (b->comm->rank == b->comm->world_size - 1) {
@@ -249,6 +256,7 @@ static enum status one_is_silent(struct bench *b)
 /* The last rank gives up with a cause, as after an error of its own. */
 static enum status one_aborts(struct bench *b)
 {
+    TRY(gathers(b));
     TRY(comm_barrier(b->comm));
     if (b->comm->rank == b->comm->world_size - 1) {
         comm_abort(b->comm, "the disk is full");

@@ -157,7 +157,7 @@ static enum status gemm_plan_ask(struct gemm_library *library, struct gemm_plan 
                : cublas_status(st, "cublasLtMatmulAlgoGetHeuristic", __LINE__);
 }
 
-/* fp32: the pedantic kind first; where it has no algorithm, plain fp32, which is not TF32 either. */
+/* fp32: the pedantic kind first; where it has no algorithm, plain fp32, which is no TF32 either. */
 static enum status gemm_plan_make(struct gemm_library *library, struct gemm_plan *p,
                                   const void *bias)
 {

@@ -481,9 +481,8 @@ static enum status capture_piece(struct turn *t, int first, int end)
     enum status ended = stream_capture_end(compute, &graph);
     TRY(st);
     TRY(ended);
-    ex->captured[ex->captured_count++] =
-        (struct captured){t->program->kind, first, piece_rows(t, first, end), ex->trace != NULL,
-                          graph};
+    ex->captured[ex->captured_count++] = (struct captured){
+        t->program->kind, first, piece_rows(t, first, end), ex->trace != NULL, graph};
     return ST_OK;
 }
 

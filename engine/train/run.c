@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "engine/base/log.h"
+#include "engine/train/weights.h"
 
 static int core_count(void)
 {
@@ -72,6 +73,7 @@ out:
     mem_free(&all);
     return st;
 }
+
 static enum status finish(struct trainer *t, enum status st)
 {
     char ended[64];
@@ -91,6 +93,19 @@ static enum status finish(struct trainer *t, enum status st)
     return st;
 }
 
+/* What was trained, also when a signal ended it: OUTPUT/model, on all ranks. */
+static enum status save_model(struct trainer *t, enum status st)
+{
+    char dir[1200], cause[4096];
+    if ((st != ST_OK && st != ST_INTERRUPTED) || t->steps_done == 0)
+        return st;
+    snprintf(cause, sizeof cause, "%s", status_message());
+    TRY(path_join(dir, sizeof dir, t->config->output.dir, "model"));
+    TRY(weights_save(t, dir));
+    status_set_message(cause);
+    return st;
+}
+
 enum status run_rank(const struct rank_run *r, struct device *device, struct comm *comm)
 {
     enum status st = ST_OK;
@@ -104,7 +119,10 @@ enum status run_rank(const struct rank_run *r, struct device *device, struct com
     TRY_GOTO(st, out, trainer_trace(&trainer, &r->options->trace));
     if (r->options->at_start != NULL)
         r->options->at_start(r->options->context, &trainer);
-    st = finish(&trainer, trainer_run(&trainer, r->signal_flag));
+    st = trainer_run(&trainer, r->signal_flag);
+    if (!r->options->quiet)
+        st = save_model(&trainer, st);
+    st = finish(&trainer, st);
     if (st == ST_OK && r->options->at_end != NULL)
         r->options->at_end(r->options->context, &trainer);
 out:

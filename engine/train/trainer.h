@@ -45,7 +45,7 @@ struct trainer {
     int32_t *picked, *sort_scratch; /* owned */
     struct evaluator *evaluator;    /* owned */
     int64_t total_steps;
-    int64_t steps_done;  /* whose report was seen */
+    int64_t steps_done; /* whose report was seen */
     struct card_memory card;
     struct trace *trace; /* owned; NULL: no step is traced */
     const char *trace_path;
