@@ -72,7 +72,7 @@ all: $(BINARY)
 
 help:
 	@echo "make            build ./tessera"
-	@echo "make demo       install what is missing, build, fine-tune a small BERT on two ranks"
+	@echo "make demo       install what is missing, build, fine-tune a small BERT on two ranks, ask it"
 	@echo "make test       install what is missing, build and run all tests"
 	@echo "make check      include table, bans, lone headers, format, sizes"
 	@echo "make bench      build the benchmarks and run them"

@@ -22,7 +22,6 @@ import json
 import os
 import shlex
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -52,7 +51,7 @@ class Peer:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={world}",
              f"--master-port={port}", os.path.join(HERE, "peer.py"), cell, strategy, folder],
-            stdout=self.log, stderr=subprocess.STDOUT, env=env, start_new_session=True)
+            stdout=self.log, stderr=subprocess.STDOUT, env=env)
         self.about = None
 
     def wait(self, name, limit):
@@ -85,8 +84,12 @@ class Peer:
         try:
             self.process.wait(15)
         except subprocess.TimeoutExpired:
-            os.killpg(self.process.pid, signal.SIGKILL)  # its own session: its children only
-            self.process.wait()
+            self.process.terminate()  # torchrun then ends its workers
+            try:
+                self.process.wait(30)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
         self.log.close()
 
 

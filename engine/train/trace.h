@@ -44,7 +44,7 @@ void trace_close(struct trace **trace); /* of NULL is fine */
 /** trace_begin() - @s is about to run an instruction, and has waited for what that needs. */
 MUST_CHECK enum status trace_begin(struct trace *t, int instr, struct stream *s);
 
-/** trace_end() - the instruction was issued. @pending: a CPU collective that is not yet complete. */
+/** trace_end() - the instruction was issued. @pending: a CPU collective that is not done yet. */
 MUST_CHECK enum status trace_end(struct trace *t, int instr, struct stream *s, bool pending);
 
 /** trace_completed() - a wait for @instr ended: so did all earlier collectives of the CPU. */
