@@ -220,8 +220,8 @@ out:
 }
 
 /*
- * The failures come after a first collective, as in a run, where a rehearsal makes NCCL connect: its
- * first call waits for the peers on the host, inside NCCL, where nobody can end it.
+ * The failures come after a first collective, as in a run, where a rehearsal makes NCCL connect:
+ * its first call waits for the peers on the host, inside NCCL, where nobody can end it.
  */
 
 /* The last rank dies while the others wait for its part of a collective. */

@@ -35,7 +35,8 @@ import runs  # noqa: E402
 SMALL = "bench/gpu/check.yaml"
 # The bands, and where they come from: README.md.
 FP32_LOSS, FP32_NORM = 1e-5, 1e-4
-CURVE_STEPS, CURVE_WINDOW, CURVE_BAND = 300, 25, 0.03
+CURVE_STEPS, CURVE_WINDOW = 300, 25
+CURVE_BAND = {"bf16": 5e-3, "fp32": 1e-4, "auto": 1e-4} # relative
 GRANULE = 2 << 20
 
 
@@ -216,25 +217,28 @@ class Check:
 
     # ---- curve ----
 
-    CURVE = dict(train__steps=CURVE_STEPS, data__eval="", eval__before=False,
-                 train__micro_batch=8, optim__warmup_steps=30)
+    # More questions than the steps use, and a moderate rate: training that neither memorises nor
+    # amplifies roundings (the same batches on 1 and 2 CPU ranks stay within 1e-7 for 300 steps).
+    CURVE = dict(train__steps=CURVE_STEPS, data__max_train_samples=0, optim__lr=2e-4,
+                 train__micro_batch=8)
 
     def start_curve(self):
         """The CPU's, beside all else: it takes the longest."""
-        self.cpu_curve = self.cpu_pool.submit(self.train, "configs/demo.yaml", 1, "cpu", 400,
+        self.cpu_curve = self.cpu_pool.submit(self.train, "bench/gpu/check.yaml", 1, "cpu", 400,
                                               **self.CURVE)
 
     def curve(self, pool):
         for precision in ("bf16", "fp32"):
             if self.args.device == "cpu":
                 precision = "auto"
-            gpu = pool.submit(self.train, "configs/demo.yaml", 1, train__precision=precision,
+            gpu = pool.submit(self.train, "bench/gpu/check.yaml", 1, train__precision=precision,
                               **self.CURVE)
             yield lambda gpu=gpu, precision=precision: \
                 self.compare_curve(precision, self.cpu_curve, gpu)
 
     def compare_curve(self, precision, cpu, gpu):
-        claim = f"curve: {precision}, {CURVE_STEPS} steps of the demo"
+        claim = f"curve: {precision}, {CURVE_STEPS} steps of real questions"
+        band = CURVE_BAND[precision]
         cpu, gpu = cpu.result(), gpu.result()
         if not self.usable(claim, [cpu, gpu]):
             return
@@ -245,9 +249,9 @@ class Check:
                     for i in range(0, len(x) - CURVE_WINDOW + 1, CURVE_WINDOW)]
         far = max(relative(x, y) for x, y in zip(windows(a), windows(b)))
         one = max(abs(x - y) for x, y in zip(a, b))
-        good = len(a) == len(b) == CURVE_STEPS and far <= CURVE_BAND
+        good = len(a) == len(b) == CURVE_STEPS and far <= band
         self.row(claim, "PASS" if good else "FAIL",
-                 f"means of {CURVE_WINDOW} steps differ by up to {far:.2%} (band {CURVE_BAND:.0%}), "
+                 f"means of {CURVE_WINDOW} steps differ by up to {far:.1e} (band {band:.0e}), "
                  f"single steps by up to {one:.3f}; last mean {windows(a)[-1]:.3f} on the CPU, "
                  f"{windows(b)[-1]:.3f} here")
 

@@ -404,13 +404,14 @@ static enum status join_streams(struct turn *t, int first, int end)
     for (int i = first; i < end; i++)
         last[t->program->instrs[i].stream] = i;
     for (int s = 0; s < PROGRAM_STREAMS; s++) {
-        if (last[s] >= 0) {
+        if (last[s] >= 0)
             TRY(wait_for(t, &streams[STREAM_COMPUTE], last[s]));
-        } else {
-            /* Forked and not used: a capture must end with it joined all the same. */
-            TRY(event_record(&t->ex->fork, &streams[s]));
-            TRY(stream_wait(&streams[STREAM_COMPUTE], &t->ex->fork));
-        }
+        if (s == ON_COMPUTE)
+            continue;
+        /* Whatever came behind that event (a trace's timer), or nothing at all on a stream that was
+         * forked: a capture must end with it joined all the same. */
+        TRY(event_record(&t->ex->fork, &streams[s]));
+        TRY(stream_wait(&streams[STREAM_COMPUTE], &t->ex->fork));
     }
     return ST_OK;
 }

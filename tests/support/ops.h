@@ -117,7 +117,7 @@ struct op_batch_spec {
 /** op_batch_make() - random tokens, types and labels; all index arrays. */
 void op_batch_make(struct op_test *t, struct op_batch *b, const struct op_batch_spec *spec);
 
-/** op_mixed_batch() - 61 rows: 6 sequences of odd lengths, two empty, one padded; 5 rows of none. */
+/** op_mixed_batch() - 61 rows: 6 sequences of odd lengths, two empty, one padded; 5 of none. */
 void op_mixed_batch(struct op_test *t, struct op_batch *b);
 /** op_empty_batch() - no rows, one empty sequence. */
 void op_empty_batch(struct op_test *t, struct op_batch *b);
