@@ -168,13 +168,21 @@ static enum status host_wait_pause(struct host_wait *w, struct device *device)
     return ST_OK;
 }
 
+/* NCCL ends the kernels of a communicator whose peer died, and the event behind them completes as if
+ * all were well: only the watch knows better. */
+static enum status host_wait_end(cudaError_t error, struct device *device)
+{
+    TRY(CUDA(error));
+    return device->watch != NULL ? device->watch(device->watch_context, 0) : ST_OK;
+}
+
 static enum status wait_on_host(struct event *e)
 {
     struct host_wait w = {0};
     cudaError_t error;
     while ((error = cudaEventQuery((cudaEvent_t)e->handle)) == cudaErrorNotReady)
         TRY(host_wait_pause(&w, e->device));
-    return CUDA(error);
+    return host_wait_end(error, e->device);
 }
 
 static enum status sync(struct stream *s)
@@ -183,7 +191,7 @@ static enum status sync(struct stream *s)
     cudaError_t error;
     while ((error = cudaStreamQuery(stream_of(s))) == cudaErrorNotReady)
         TRY(host_wait_pause(&w, s->device));
-    return CUDA(error);
+    return host_wait_end(error, s->device);
 }
 
 static enum status copy(struct stream *s, void *out, const void *in, size_t bytes)
