@@ -1,10 +1,12 @@
 # Tessera: one non-recursive Makefile. `make help` lists the targets.
 #
 # Knobs: CUDA=auto|0|1 (nvcc, cuBLASLt and NCCL; 1 and missing is an error), CUDA_ARCH=90,
+#        MPI=auto|0|1 (Open MPI; 1 and missing is an error),
 # DEBUG=1, SAN=address,undefined or thread, MEM=heap (every planned buffer is its own allocation),
 # WERROR=1, V=1.
 
 CUDA  ?= auto
+MPI   ?= auto
 DEBUG ?= 0
 SAN   ?=
 MEM   ?= arena
@@ -26,7 +28,7 @@ BUILD := build/$(if $(filter 1,$(DEBUG)),debug,release)$(if $(SAN),-$(subst $(co
 # do not compile anything themselves never ask; test and demo install first and then call make again.
 NO_BUILD_GOALS := help clean format deps check test demo
 ifneq ($(filter-out $(NO_BUILD_GOALS),$(or $(MAKECMDGOALS),all)),)
-DETECTED := $(shell CC='$(CC)' NVCC='$(NVCC)' CUDA='$(CUDA)' CUDA_ARCH='$(CUDA_ARCH)' scripts/detect.sh $(BUILD)/config.mk >&2 || echo failed)
+DETECTED := $(shell CC='$(CC)' NVCC='$(NVCC)' CUDA='$(CUDA)' CUDA_ARCH='$(CUDA_ARCH)' MPI='$(MPI)' scripts/detect.sh $(BUILD)/config.mk >&2 || echo failed)
 ifneq ($(DETECTED),)
 $(error a needed library is missing; see above, or run `make deps`)
 endif
@@ -38,7 +40,7 @@ WARN := -Wall -Wextra -Wshadow -Wvla -Wundef -Wformat=2 -Wstrict-prototypes -Wmi
         -Wdouble-promotion -Wno-psabi $(if $(filter 1,$(WERROR)),-Werror)
 OPT  := $(if $(filter 1,$(DEBUG)),-O1 -DTESSERA_DEBUG,-O2)
 SANF := $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer)
-DEFS := $(if $(filter heap,$(MEM)),-DTESSERA_MEM_HEAP) $(if $(HAVE_CUDA),-DTESSERA_CUDA)
+DEFS := $(if $(filter heap,$(MEM)),-DTESSERA_MEM_HEAP) $(if $(HAVE_CUDA),-DTESSERA_CUDA) $(if $(HAVE_MPI),-DTESSERA_MPI)
 CFLAGS_ALL  := -std=c11 -D_GNU_SOURCE -ffp-contract=off $(OPT) -g $(WARN) $(SANF) $(DEFS) -I. $(LIB_CFLAGS) $(CFLAGS)
 LDFLAGS_ALL := $(SANF) $(LDFLAGS)
 NVCCFLAGS_ALL := -std=c++17 -O3 -g -lineinfo --fmad=true $(CUDA_GENCODE) $(DEFS) -I. \
@@ -53,6 +55,9 @@ LIB_SRC := $(filter-out $(MAIN),$(C_SRC))
 CU_SRC  := $(if $(HAVE_CUDA),$(sort $(wildcard $(addsuffix /*.cu,$(MODULES)))))
 ifeq ($(HAVE_CUDA),)
 LIB_SRC := $(filter-out %_cuda.c %_nccl.c %/nccl.c,$(LIB_SRC))
+endif
+ifeq ($(HAVE_MPI),)
+LIB_SRC := $(filter-out comm/mpi.c,$(LIB_SRC))
 endif
 TEST_SRC  := $(sort $(wildcard tests/*.c))
 TEST_SRC  := $(if $(HAVE_CUDA),$(TEST_SRC),$(filter-out tests/cuda_%.c,$(TEST_SRC)))
@@ -78,9 +83,9 @@ help:
 	@echo "make bench      build the benchmarks and run them"
 	@echo "make golden     make the golden numbers again (PyPI: torch, transformers)"
 	@echo "make docs       write docs/configuration.md from the table of fields"
-	@echo "make deps       install the packages that the build needs"
+	@echo "make deps       install the packages that the build needs; with MPI=1 Open MPI too"
 	@echo "make format     clang-format over the tree"
-	@sed -n 's/^# Knobs: /Knobs: /p; s/^# DEBUG/       DEBUG/p; s/^# WERROR/       WERROR/p' Makefile
+	@sed -n 's/^# Knobs: /Knobs: /p; s/^#  *MPI=/       MPI=/p; s/^# DEBUG/       DEBUG/p; s/^# WERROR/       WERROR/p' Makefile
 
 # A changed compiler, flag or knob rebuilds everything.
 $(BUILD)/flags: FORCE
@@ -143,7 +148,7 @@ format:
 	@git ls-files '*.c' '*.h' '*.cu' | xargs clang-format -i
 
 deps:
-	@scripts/deps.sh
+	@MPI='$(MPI)' scripts/deps.sh
 
 demo: deps
 	+@$(AGAIN) run-demo

@@ -69,6 +69,37 @@ enum status comm_exchange(struct comm *comm, void *recv, const void *send, size_
     return comm->ops->exchange(comm, recv, send, bytes);
 }
 
+enum status comm_progress(struct comm *comm)
+{
+    return comm->ops->progress(comm);
+}
+
+/* The others sum from where the peers' buffers are, or have NCCL's own. */
+size_t comm_staging_bytes(enum comm_kind kind, int world_size, int64_t numel)
+{
+    if (kind != COMM_MPI || world_size == 1)
+        return 0;
+    return (size_t)numel * (size_t)world_size * sizeof(float);
+}
+
+void comm_stage(struct comm *comm, void *memory, size_t bytes)
+{
+    comm->ops->stage(comm, memory, bytes);
+}
+
+enum status comm_no_progress(struct comm *comm)
+{
+    (void)comm;
+    return ST_OK;
+}
+
+void comm_no_stage(struct comm *comm, void *memory, size_t bytes)
+{
+    (void)comm;
+    (void)memory;
+    (void)bytes;
+}
+
 enum status comm_barrier(struct comm *comm)
 {
     ASSERT(comm->world_size <= MAX_WORLD_SIZE);

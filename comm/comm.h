@@ -2,6 +2,7 @@
  * comm/comm.h - collectives among the ranks of a run.
  *
  *     local  ranks are threads of one process and read each other's buffers
+ *     mpi    one process a rank, on CPUs (builds with MPI)
  *     nccl   one process a GPU (CUDA builds)
  *     fault  wraps another and breaks it, for tests
  *
@@ -41,6 +42,8 @@ struct comm_ops {
                              enum dtype dtype, int root, struct event *done);
     /* Blocking, host memory: recv[r * bytes ..] = send of rank r. For set-up and saves. */
     enum status (*exchange)(struct comm *comm, void *recv, const void *send, size_t bytes);
+    enum status (*progress)(struct comm *comm);
+    void (*stage)(struct comm *comm, void *memory, size_t bytes);
     void (*abort)(struct comm *comm, const char *cause);
     void (*close)(struct comm *comm);
 };
@@ -66,6 +69,21 @@ MUST_CHECK enum status comm_broadcast(struct comm *comm, struct stream *s, void 
 /** comm_exchange() - blocking all-gather of a small host struct (at most 64 KiB). */
 MUST_CHECK enum status comm_exchange(struct comm *comm, void *recv, const void *send, size_t bytes);
 
+/** comm_progress() - move collectives in flight forward; call it between operations. Does not wait.
+ * Return: ST_OK; a failure of the communicator. */
+MUST_CHECK enum status comm_progress(struct comm *comm);
+
+/**
+ * comm_staging_bytes() - memory that a communicator needs beside the callers' buffers, so that it
+ * can stand in the account of a run's memory.
+ * @numel: elements a rank of the largest reduce_scatter.
+ */
+size_t comm_staging_bytes(enum comm_kind kind, int world_size, int64_t numel);
+
+/** comm_stage() - lend that memory. It must stay until comm_close() or, when nothing is in flight,
+ * comm_stage(comm, NULL, 0). A communicator that needs none does not look at it. */
+void comm_stage(struct comm *comm, void *memory, size_t bytes);
+
 /** comm_barrier() - all ranks have come here. */
 MUST_CHECK enum status comm_barrier(struct comm *comm);
 
@@ -82,6 +100,10 @@ void comm_abort(struct comm *comm, const char *cause);
 
 /** comm_close() - of NULL is fine. */
 void comm_close(struct comm **comm);
+
+/* Entries of the table for communicators that need no progress() or no stage(). */
+MUST_CHECK enum status comm_no_progress(struct comm *comm);
+void comm_no_stage(struct comm *comm, void *memory, size_t bytes);
 
 C_END
 

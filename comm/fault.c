@@ -132,6 +132,16 @@ static enum status fault_exchange(struct comm *comm, void *recv, const void *sen
     return ST_OK;
 }
 
+static enum status fault_progress(struct comm *comm)
+{
+    return comm_progress(fault_of(comm)->inner);
+}
+
+static void fault_stage(struct comm *comm, void *memory, size_t bytes)
+{
+    comm_stage(fault_of(comm)->inner, memory, bytes);
+}
+
 static void fault_abort(struct comm *comm, const char *cause)
 {
     struct fault_comm *f = fault_of(comm);
@@ -157,6 +167,8 @@ static const struct comm_ops fault_ops = {
     .reduce_scatter = fault_reduce_scatter,
     .broadcast = fault_broadcast,
     .exchange = fault_exchange,
+    .progress = fault_progress,
+    .stage = fault_stage,
     .abort = fault_abort,
     .close = fault_close,
 };

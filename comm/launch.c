@@ -120,8 +120,7 @@ static enum status discover_openmpi(struct launch *l, const struct names *n)
         job = get("OMPI_MCA_ess_base_jobid");
     if (l->world_size > 1 && l->world_size != l->local_size && get("MASTER_ADDR") == NULL &&
         get("TESSERA_ADDRESS") == NULL)
-        return FAIL(INVALID, "Open MPI started ranks on several machines: say where rank 0 is, "
-                             "with mpirun -x TESSERA_ADDRESS=NAME");
+        l->address[0] = '\0';
     l->port = port_of_text(job != NULL ? job : "openmpi");
     snprintf(l->token, sizeof l->token, "openmpi-%.64s", job != NULL ? job : "");
     return ST_OK;
@@ -303,6 +302,16 @@ enum status launch_discover(struct launch *l, int ranks)
                     "%d ranks are asked for, but %s started %d: give the same number to both, or "
                     "leave --ranks out",
                     ranks, launch_origin_name(l->origin), l->world_size);
+    return ST_OK;
+}
+
+enum status launch_check_address(const struct launch *l)
+{
+    if (l->address[0] == '\0')
+        return FAIL(INVALID,
+                    "%s started ranks on several machines: say where rank 0 is, with mpirun -x "
+                    "TESSERA_ADDRESS=NAME",
+                    launch_origin_name(l->origin));
     return ST_OK;
 }
 

@@ -33,7 +33,7 @@ struct launch {
     int rank, world_size;
     int local_rank;
     int local_size;    /* ranks of this machine; 0 if unknown */
-    char address[256]; /* of rank 0 */
+    char address[256]; /* of rank 0; "" if unknown */
     int port;
     char bind[256]; /* "" if not said */
     char token[96];
@@ -51,6 +51,9 @@ const char *launch_origin_name(enum launch_origin origin);
  * Return: ST_OK; ST_INVALID, with what to change.
  */
 MUST_CHECK enum status launch_discover(struct launch *l, int ranks);
+
+/** launch_check_address() - ST_INVALID if nobody says where rank 0 is; MPI needs no address. */
+MUST_CHECK enum status launch_check_address(const struct launch *l);
 
 /**
  * launch_device() - the GPU of this rank, as an index among the @visible ones.

@@ -112,6 +112,8 @@ static const struct comm_ops local_ops = {
     .reduce_scatter = local_reduce_scatter,
     .broadcast = local_broadcast,
     .exchange = local_exchange,
+    .progress = comm_no_progress,
+    .stage = comm_no_stage,
     .abort = local_abort,
     .close = local_close,
 };

@@ -390,6 +390,8 @@ static const struct comm_ops nccl_ops = {
     .reduce_scatter = reduce_scatter,
     .broadcast = broadcast,
     .exchange = exchange,
+    .progress = comm_no_progress,
+    .stage = comm_no_stage,
     .abort = abort_comm,
     .close = close_comm,
 };

@@ -1,11 +1,11 @@
 #!/bin/sh
 # Find compilers and libraries, print what was chosen, keep it in a make fragment.
 #
-# usage: CC= NVCC= CUDA=auto|0|1 CUDA_ARCH= detect.sh OUTPUT
+# usage: CC= NVCC= CUDA=auto|0|1 CUDA_ARCH= MPI=auto|0|1 detect.sh OUTPUT
 # Exit 1, with one line a problem, when something needed is missing.
 set -u
 output=$1
-key="CC=$CC NVCC=$NVCC CUDA=$CUDA CUDA_ARCH=$CUDA_ARCH PKG=${PKG_CONFIG_PATH:-}"
+key="CC=$CC NVCC=$NVCC CUDA=$CUDA CUDA_ARCH=$CUDA_ARCH MPI=$MPI($(command -v mpicc)) PKG=${PKG_CONFIG_PATH:-}"
 if [ -f "$output" ] && grep -qxF "# $key" "$output"; then
     exit 0
 fi
@@ -39,9 +39,37 @@ need jansson jansson jansson.h json_loadb -ljansson
 need utf8proc libutf8proc utf8proc.h utf8proc_decompose_char -lutf8proc
 need xxHash libxxhash xxhash.h XXH3_64bits -lxxhash
 need zlib zlib zlib.h gzopen -lz
+need zstd libzstd zstd.h ZSTD_compressCCtx -lzstd
 if [ -n "$missing" ]; then
     echo "missing:$missing (run \`make deps\`)" >&2
     exit 1
+fi
+
+# CPU ranks as processes. MPI's flags are for all files: its header is in one of them.
+have_mpi=''
+if [ "$MPI" != 0 ]; then
+    c='' l='' why=''
+    if pkg-config --exists ompi-c 2>/dev/null; then
+        c=$(pkg-config --cflags ompi-c) l=$(pkg-config --libs ompi-c)
+    elif command -v mpicc >/dev/null; then
+        # Open MPI's wrapper, else MPICH's.
+        c=$(mpicc --showme:compile 2>/dev/null || mpicc -compile_info 2>/dev/null | tr ' ' '\n' | grep '^-I' | tr '\n' ' ')
+        l=$(mpicc --showme:link 2>/dev/null || mpicc -link_info 2>/dev/null | tr ' ' '\n' | grep '^-[LlW]' | tr '\n' ' ')
+    else
+        why='mpicc not found; make deps MPI=1 installs it'
+    fi
+    if [ -z "$why" ] && ! probe MPI mpi.h MPI_Ialltoall "$l" "$c"; then
+        why='MPI does not link'
+    fi
+    if [ -z "$why" ]; then
+        # Programs that do not call it do not load it.
+        have_mpi=1 cflags="$cflags $c" libs="$libs -Wl,--push-state,--as-needed $l -Wl,--pop-state" found="$found MPI"
+    elif [ "$MPI" = 1 ]; then
+        echo "MPI=1: $why" >&2
+        exit 1
+    else
+        found="$found no-MPI($why)"
+    fi
 fi
 
 have_cuda='' gencode=''
@@ -95,6 +123,7 @@ cat >"$output" <<MK
 LIB_CFLAGS := $cflags
 LIB_LIBS := $libs
 HAVE_CUDA := $have_cuda
+HAVE_MPI := $have_mpi
 CUDA_GENCODE := $gencode
 MK
 echo "build:$found" >&2

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Golden numbers of a small BERT for question answering, from PyTorch and transformers.
+"""Golden numbers of a small BERT and DistilBERT for question answering, from PyTorch and
+transformers.
 
-Writes tests/data/golden/bert_small.safetensors.gz and tests/data/golden/bert_tensors.json.gz. All is
+Writes FAMILY_small.safetensors.gz for both and bert_tensors.json.gz to tests/data/golden. All is
 computed in float64 from weights that are exact in float32; a float32 run of the same says what
 rounding alone costs. Names in the safetensors file:
 
@@ -28,7 +29,8 @@ import sys
 import numpy as np
 import torch
 import transformers
-from transformers import BertConfig, BertForQuestionAnswering, get_linear_schedule_with_warmup
+from transformers import (BertConfig, BertForQuestionAnswering, DistilBertConfig,
+                          DistilBertForQuestionAnswering, get_linear_schedule_with_warmup)
 
 OUT = os.path.join(os.path.dirname(__file__), "..", "tests", "data", "golden")
 LENGTHS = [31, 18, 7]
@@ -36,21 +38,36 @@ PADDED = 36
 STEPS, WARMUP, LR, DECAY, CLIP, EPS = 5, 2, 1e-3, 0.01, 1.0, 1e-8
 
 
-def small_config():
-    return BertConfig(
-        vocab_size=97, hidden_size=24, num_hidden_layers=2, num_attention_heads=3,
-        intermediate_size=40, max_position_embeddings=40, type_vocab_size=2,
-        layer_norm_eps=1e-12, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-        hidden_act="gelu", attn_implementation="eager")
+BERT = {
+    "name": "bert", "config": BertConfig, "model": BertForQuestionAnswering,
+    "sizes": {"vocab_size": 97, "hidden_size": 24, "num_hidden_layers": 2,
+              "num_attention_heads": 3, "intermediate_size": 40, "max_position_embeddings": 40,
+              "type_vocab_size": 2},
+    "constants": {"layer_norm_eps": 1e-12, "hidden_dropout_prob": 0.0,
+                  "attention_probs_dropout_prob": 0.0, "hidden_act": "gelu"},
+    "types": True, "key_bias": "attention.self.key.bias", "last_norm": "output.LayerNorm.bias"}
+
+DISTILBERT = {
+    "name": "distilbert", "config": DistilBertConfig, "model": DistilBertForQuestionAnswering,
+    "sizes": {"vocab_size": 97, "dim": 24, "n_layers": 2, "n_heads": 3, "hidden_dim": 40,
+              "max_position_embeddings": 40},
+    "constants": {"dropout": 0.0, "attention_dropout": 0.0, "qa_dropout": 0.0,
+                  "activation": "gelu"},
+    "types": False, "key_bias": "attention.k_lin.bias", "last_norm": "output_layer_norm.bias"}
 
 
-def make_weights(config):
+def small_config(family):
+    return family["config"](**family["sizes"], **family["constants"],
+                            attn_implementation="eager")
+
+
+def make_weights(family, config):
     """Large enough that no part of the model is nearly linear; exact in float32."""
     rng = np.random.default_rng(20)
     weights = {}
-    for name, p in BertForQuestionAnswering(config).named_parameters():
+    for name, p in family["model"](config).named_parameters():
         values = rng.standard_normal(p.shape)
-        if "LayerNorm.weight" in name:
+        if p.ndim == 1 and name.endswith("weight"):  # of a LayerNorm
             values = 1.0 + 0.2 * values
         else:
             values = 0.25 * values
@@ -58,8 +75,8 @@ def make_weights(config):
     return weights
 
 
-def make_model(config, weights, dtype):
-    model = BertForQuestionAnswering(config).to(dtype).eval()
+def make_model(family, config, weights, dtype):
+    model = family["model"](config).to(dtype).eval()
     missing = model.load_state_dict(
         {n: torch.tensor(w, dtype=dtype) for n, w in weights.items()}, strict=False)
     assert not missing.missing_keys and not missing.unexpected_keys, missing
@@ -82,26 +99,27 @@ def make_batch(config):
             "start": np.array(start, np.int32), "end": np.array(end, np.int32)}
 
 
-def call(model, batch, rows, columns):
+def call(family, model, batch, rows, columns):
     def ids(name):
         return torch.tensor(batch[name][rows, :columns], dtype=torch.long)
 
     mask = np.arange(columns)[None, :] < batch["lengths"][rows, None]
+    types = {"token_type_ids": ids("types")} if family["types"] else {}
     return model(
-        input_ids=ids("tokens"), token_type_ids=ids("types"),
+        input_ids=ids("tokens"), **types,
         attention_mask=torch.tensor(mask.astype(np.int64)),
         start_positions=torch.tensor(batch["start"][rows], dtype=torch.long),
         end_positions=torch.tensor(batch["end"][rows], dtype=torch.long),
         output_hidden_states=True)
 
 
-def forward(model, batch, mode):
+def forward(family, model, batch, mode):
     """The mean loss, and hidden states and logits with the rows of all sequences in order."""
     count = len(LENGTHS)
     if mode == "packed":
-        parts = [call(model, batch, [b], n) for b, n in enumerate(LENGTHS)]
+        parts = [call(family, model, batch, [b], n) for b, n in enumerate(LENGTHS)]
     else:
-        parts = [call(model, batch, list(range(count)), PADDED)]
+        parts = [call(family, model, batch, list(range(count)), PADDED)]
     loss = sum(p.loss for p in parts) / len(parts)
     hidden = [torch.cat([p.hidden_states[k].flatten(0, 1) for p in parts])
               for k in range(len(parts[0].hidden_states))]
@@ -110,9 +128,9 @@ def forward(model, batch, mode):
     return loss, hidden, logits
 
 
-def run_once(config, weights, batch, mode, dtype):
-    model = make_model(config, weights, dtype)
-    loss, hidden, logits = forward(model, batch, mode)
+def run_once(family, config, weights, batch, mode, dtype):
+    model = make_model(family, config, weights, dtype)
+    loss, hidden, logits = forward(family, model, batch, mode)
     loss.backward()
     out = {"loss": loss, "logits": logits}
     out.update({f"hidden.{k}": h for k, h in enumerate(hidden)})
@@ -120,17 +138,17 @@ def run_once(config, weights, batch, mode, dtype):
     return {n: t.detach().double().numpy() for n, t in out.items()}
 
 
-def train(config, weights, batch, mode, dtype):
-    model = make_model(config, weights, dtype)
-    plain = [p for n, p in model.named_parameters() if "bias" in n or "LayerNorm" in n]
-    decayed = [p for n, p in model.named_parameters() if not ("bias" in n or "LayerNorm" in n)]
+def train(family, config, weights, batch, mode, dtype):
+    model = make_model(family, config, weights, dtype)
+    plain = [p for p in model.parameters() if p.ndim == 1]  # biases and LayerNorm
+    decayed = [p for p in model.parameters() if p.ndim == 2]
     optimizer = torch.optim.AdamW(
         [{"params": decayed, "weight_decay": DECAY}, {"params": plain, "weight_decay": 0.0}],
         lr=LR, betas=(0.9, 0.999), eps=EPS)
     schedule = get_linear_schedule_with_warmup(optimizer, WARMUP, STEPS)
     losses, norms, rates = [], [], []
     for _ in range(STEPS):
-        loss, _, _ = forward(model, batch, mode)
+        loss, _, _ = forward(family, model, batch, mode)
         optimizer.zero_grad()
         loss.backward()
         norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)))
@@ -142,12 +160,12 @@ def train(config, weights, batch, mode, dtype):
     return {"train.loss": losses, "train.norm": norms, "train.lr": rates}, after
 
 
-def no_gradient(name):
+def no_gradient(family, name):
     """Gradients that are zero in exact arithmetic, since a softmax ignores a shift of its row: only
     rounding is left of them, and AdamW makes steps of full size from it."""
-    last = small_config().num_hidden_layers - 1
+    last = small_config(family).num_hidden_layers - 1
     return any(part in name for part in (
-        "attention.self.key.bias", "qa_outputs.bias", f"layer.{last}.output.LayerNorm.bias"))
+        family["key_bias"], "qa_outputs.bias", f"layer.{last}.{family['last_norm']}"))
 
 
 def error(got, want):
@@ -176,18 +194,18 @@ def write_safetensors(path, tensors, metadata):
     write_gz(path, struct.pack("<Q", len(text)) + text + data)
 
 
-def small_bert():
-    config = small_config()
-    weights, batch = make_weights(config), make_batch(config)
+def small_model(family):
+    config = small_config(family)
+    weights, batch = make_weights(family, config), make_batch(config)
     tensors = {f"weight.{n}": w for n, w in weights.items()}
     tensors.update({f"input.{n}": v for n, v in batch.items()})
     for mode in ("packed", "padded"):
-        exact = run_once(config, weights, batch, mode, torch.float64)
-        rounded = run_once(config, weights, batch, mode, torch.float32)
+        exact = run_once(family, config, weights, batch, mode, torch.float64)
+        rounded = run_once(family, config, weights, batch, mode, torch.float32)
         for name, value in exact.items():
             tensors[f"{mode}.{name}"] = value if name == "loss" else value.astype(np.float32)
-        steps, after = train(config, weights, batch, mode, torch.float64)
-        steps32, after32 = train(config, weights, batch, mode, torch.float32)
+        steps, after = train(family, config, weights, batch, mode, torch.float64)
+        steps32, after32 = train(family, config, weights, batch, mode, torch.float32)
         for name, value in steps.items():
             tensors[f"{mode}.{name}"] = np.array(value, np.float64)
         if mode == "packed":
@@ -195,7 +213,7 @@ def small_bert():
 
         def worst(part, got, want):
             value = max(error(got[n], want[n]) for n in want
-                        if n.startswith(part) and not no_gradient(n))
+                        if n.startswith(part) and not no_gradient(family, n))
             tensors[f"rounding.{mode}.{part or 'after'}"] = np.array(value, np.float64)
             print(f"float32 rounding, {mode} {part or 'after'}: {value:.2e}")
 
@@ -208,15 +226,14 @@ def small_bert():
     metadata = {
         "format": "pt", "made_by": "scripts/golden_bert.py", "torch": torch.__version__,
         "transformers": transformers.__version__, "padded": str(PADDED)}
-    for key in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads",
-                "intermediate_size", "max_position_embeddings", "type_vocab_size"):
-        metadata[key] = str(getattr(config, key))
-    write_safetensors(os.path.join(OUT, "bert_small.safetensors.gz"), tensors, metadata)
+    metadata.update({key: str(value) for key, value in family["sizes"].items()})
+    write_safetensors(os.path.join(OUT, f"{family['name']}_small.safetensors.gz"), tensors,
+                      metadata)
 
 
-def tensor_table(**sizes):
+def tensor_table(family, **sizes):
     with torch.device("meta"):
-        model = BertForQuestionAnswering(BertConfig(**sizes))
+        model = family["model"](family["config"](**sizes))
     tensors = {n: list(p.shape) for n, p in model.named_parameters()}
     return {"count": sum(int(np.prod(s)) for s in tensors.values()), "tensors": tensors}
 
@@ -226,11 +243,13 @@ def main():
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     os.makedirs(OUT, exist_ok=True)
-    small_bert()
+    small_model(BERT)
+    small_model(DISTILBERT)
     tables = {
-        "bert-base": tensor_table(),
-        "bert-large": tensor_table(hidden_size=1024, num_hidden_layers=24,
-                                   num_attention_heads=16, intermediate_size=4096)}
+        "bert-base": tensor_table(BERT),
+        "bert-large": tensor_table(BERT, hidden_size=1024, num_hidden_layers=24,
+                                   num_attention_heads=16, intermediate_size=4096),
+        "distilbert-base": tensor_table(DISTILBERT)}
     for name, table in tables.items():
         print(name, table["count"])
     write_gz(os.path.join(OUT, "bert_tensors.json.gz"),

@@ -25,7 +25,7 @@ for p in $programs; do
 done
 # One architecture, compressed: the kernels are in every program.
 # shellcheck disable=SC2086
-make --no-print-directory -j"${JOBS:-2}" CUDA=1 CUDA_ARCH="$arch" BUILD=$objects \
+make --no-print-directory -j"${JOBS:-2}" CUDA=1 CUDA_ARCH="$arch" MPI=0 BUILD=$objects \
     CUDA_GENCODE="-gencode arch=compute_$arch,code=sm_$arch" \
     NVCCFLAGS='--compress-mode=size' $targets
 

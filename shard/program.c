@@ -195,6 +195,9 @@ static void list_shared(struct builder *b)
     b->reports = persistent_new(b, CATEGORY_BATCH, DTYPE_F64, -1,
                                 spec->report_bytes * (size_t)spec->world_size);
     b->workspace = persistent_new(b, CATEGORY_WORKSPACE, DTYPE_F32, -1, spec->workspace_bytes);
+    b->p->staging = BUFFER_NONE;
+    if (spec->staging_bytes > 0)
+        b->p->staging = persistent_new(b, CATEGORY_WORKSPACE, DTYPE_F32, -1, spec->staging_bytes);
     for (int u = 0; u < spec->unit_count; u++) {
         bool frozen = spec->units[u].frozen;
         if (b->params_sharded)

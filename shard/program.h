@@ -158,6 +158,7 @@ struct program {
     struct buffer *buffers; /* owned */
     size_t buffer_capacity;
     int buffer_count, shared_count;
+    int staging; /* the communicator's buffer (program_spec.staging_bytes); -1: none */
 };
 
 /* Bytes that a micro-batch of the planned length class needs. */
@@ -189,6 +190,7 @@ struct program_spec {
     enum dtype param_dtype; /* fp32: the parameters are the master weights */
     struct micro_bytes train, evaluate;
     size_t batch_bytes, evaluate_batch_bytes, state_bytes, report_bytes, workspace_bytes;
+    size_t staging_bytes; /* memory of the communicator's own (comm/comm.h); 0: none */
 };
 
 /**

@@ -280,21 +280,20 @@ static double *norm_stats(struct twins *w, const double *z, const struct op_batc
     return stats;
 }
 
-static void norm_forward_case(struct twins *w, int batch, int64_t C, int kind)
+static void embedding_norm_forward_case(struct twins *w, int batch, int64_t C, int kind, bool typed)
 {
     const struct op_batch_spec *spec = &batch_spec[batch];
     int64_t T = spec->rows;
-    struct op_test *t = &w->side[SIDE_GPU];
     struct op_batch b[SIDES];
     /* z is rounded before its norm is taken: about four of its deviations times u. */
     double z_tolerance = 1.05 * w->u + 4 * w->f, tolerance = 5 * w->u + 64 * w->f;
 
-    twins_begin(w, "embedding_norm_forward", "%s C=%d %s", batch_name[batch], (int)C,
-                drop_name[kind]);
+    twins_begin(w, "embedding_norm_forward", "%s C=%d %s%s", batch_name[batch], (int)C,
+                drop_name[kind], typed ? "" : ", no types");
     twin_batch(w, b, spec);
     struct twin_dropout drop = drop_of(w, kind, SITE_EMBEDDING);
     struct twin x = twin_random(w, T, C, 1.0), position = twin_random(w, spec->positions, C, 1.0);
-    struct twin type = twin_random(w, spec->types, C, 1.0);
+    struct twin type = typed ? twin_random(w, spec->types, C, 1.0) : twin_none();
     struct twin gamma = twin_1d(twin_random(w, 1, C, 1.0));
     struct twin beta = twin_1d(twin_random(w, 1, C, 1.0));
     struct twin out = twin_output(w, "out", T, C, NULL, tolerance);
@@ -304,17 +303,26 @@ static void norm_forward_case(struct twins *w, int batch, int64_t C, int kind)
                                            ON(w, x), ON(w, position), ON(w, type), ON(w, gamma),
                                            ON(w, beta), ON_BATCH(w, b), EPS, drop.side[w->now]));
     twins_end(w);
+}
+
+static void residual_norm_forward_case(struct twins *w, int batch, int64_t C, int kind)
+{
+    const struct op_batch_spec *spec = &batch_spec[batch];
+    int64_t T = spec->rows;
+    struct op_test *t = &w->side[SIDE_GPU];
+    struct op_batch b[SIDES];
+    double z_tolerance = 1.05 * w->u + 4 * w->f, tolerance = 5 * w->u + 64 * w->f; /* as above */
 
     twins_begin(w, "residual_norm_forward", "%s C=%d %s, z is y", batch_name[batch], (int)C,
                 drop_name[kind]);
     twin_batch(w, b, spec);
-    drop = drop_of(w, kind, SITE_FFN_OUTPUT);
-    x = twin_random(w, T, C, 1.0);
-    gamma = twin_1d(twin_random(w, 1, C, 1.0));
-    beta = twin_1d(twin_random(w, 1, C, 1.0));
-    out = twin_output(w, "out", T, C, NULL, tolerance);
-    z = twin_output(w, "z", T, C, op_random(t, T * C, 1.0), z_tolerance);
-    stats = twin_output_f32(w, "stats", 2, T, NULL, tolerance);
+    struct twin_dropout drop = drop_of(w, kind, SITE_FFN_OUTPUT);
+    struct twin x = twin_random(w, T, C, 1.0);
+    struct twin gamma = twin_1d(twin_random(w, 1, C, 1.0));
+    struct twin beta = twin_1d(twin_random(w, 1, C, 1.0));
+    struct twin out = twin_output(w, "out", T, C, NULL, tolerance);
+    struct twin z = twin_output(w, "z", T, C, op_random(t, T * C, 1.0), z_tolerance);
+    struct twin stats = twin_output_f32(w, "stats", 2, T, NULL, tolerance);
     TWINS_RUN(w, op_residual_norm_forward(ON_STREAM(w), ON(w, out), ON(w, z), ON(w, stats),
                                           ON(w, x), ON(w, z), ON(w, gamma), ON(w, beta),
                                           ON_BATCH(w, b), EPS, drop.side[w->now]));
@@ -389,7 +397,9 @@ static void norm_cases(const struct group *g, struct twins *w)
     for (int batch = 0; batch < batch_count(g); batch++)
         for (int i = 0; i < (g->small ? 3 : 7); i++)
             for (int kind = 0; kind < DROPS; kind++) {
-                norm_forward_case(w, batch, channels[i], kind);
+                embedding_norm_forward_case(w, batch, channels[i], kind, true);
+                embedding_norm_forward_case(w, batch, channels[i], kind, false);
+                residual_norm_forward_case(w, batch, channels[i], kind);
                 embedding_norm_backward_case(w, batch, channels[i], kind, kind % 2);
                 residual_norm_backward_case(w, batch, channels[i], kind, kind % 2);
             }
@@ -398,6 +408,42 @@ static void norm_cases(const struct group *g, struct twins *w)
 static void norm(void **state)
 {
     each(state, norm_cases);
+}
+
+/* ---- dropout alone --------------------------------------------------------------------------- */
+
+static void dropout_case(struct twins *w, int batch, int64_t C, int kind, bool in_place)
+{
+    int64_t T = batch_spec[batch].rows;
+    struct op_batch b[SIDES];
+    twins_begin(w, "dropout_apply", "%s C=%d %s%s", batch_name[batch], (int)C, drop_name[kind],
+                in_place ? ", out is x" : "");
+    twin_batch(w, b, &batch_spec[batch]);
+    struct twin_dropout drop = drop_of(w, kind, SITE_HEAD);
+    struct twin x = twin_random(w, T, C, 1.0);
+    double *initial = in_place ? op_random(&w->side[SIDE_GPU], T * C, 1.0) : NULL;
+    struct twin out = twin_output(w, "out", T, C, initial, 1.05 * w->u + 2 * w->f);
+    if (in_place)
+        x = out;
+    TWINS_RUN(
+        w, op_dropout_apply(ON_STREAM(w), ON(w, out), ON(w, x), ON_BATCH(w, b), drop.side[w->now]));
+    twins_end(w);
+}
+
+static void dropout_cases(const struct group *g, struct twins *w)
+{
+    static const int channels[] = {8, 63, 64, 264, 768, 1100};
+    for (int batch = 0; batch < batch_count(g); batch++)
+        for (int i = 0; i < (g->small ? 3 : 6); i++)
+            for (int kind = 0; kind < DROPS; kind++) {
+                dropout_case(w, batch, channels[i], kind, false);
+                dropout_case(w, batch, channels[i], kind, true);
+            }
+}
+
+static void dropout_alone(void **state)
+{
+    each(state, dropout_cases);
 }
 
 /* ---- attention ------------------------------------------------------------------------------ */
@@ -728,9 +774,11 @@ static void adamw(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(gelu),   cmocka_unit_test(linear),    cmocka_unit_test(embedding),
-        cmocka_unit_test(norm),   cmocka_unit_test(attention), cmocka_unit_test(span),
-        cmocka_unit_test(reduce), cmocka_unit_test(adamw),     cmocka_unit_test(report_and_agree),
+        cmocka_unit_test(gelu),          cmocka_unit_test(linear),
+        cmocka_unit_test(embedding),     cmocka_unit_test(norm),
+        cmocka_unit_test(dropout_alone), cmocka_unit_test(attention),
+        cmocka_unit_test(span),          cmocka_unit_test(reduce),
+        cmocka_unit_test(adamw),         cmocka_unit_test(report_and_agree),
     };
     return cmocka_run_group_tests(tests, group_open, group_close);
 }

@@ -8,10 +8,14 @@
 
 #include "engine/base/arena.h"
 #include "io/json_file.h"
-#include "tests/support/bert_small.h"
+#include "tests/support/small_model.h"
 #include "tests/support/support.h"
 
 static const char tensors_path[] = "tests/data/golden/bert_tensors.json.gz";
+
+/* By family. */
+static const char *const block_name[] = {"bert.encoder.layer", "distilbert.transformer.layer"};
+static const char *const query_name[] = {"attention.self.query", "attention.q_lin"};
 
 /* ---- parameters ------------------------------------------------------------------------------ */
 
@@ -53,6 +57,10 @@ static void tensors_are_hugging_faces_by_name_and_shape(void **state)
     config.model.heads = 16;
     config.model.ffn = 4096;
     check_tensor_table("bert-large", &config, 334094338);
+    config_defaults(&config);
+    config.model.family = FAMILY_DISTILBERT;
+    config.model.layers = 6;
+    check_tensor_table("distilbert-base", &config, 66364418);
 }
 
 /* Every element of every tensor lies in exactly one place. */
@@ -96,7 +104,8 @@ static void b37_decay_falls_on_matrices_and_tables_only(void **state)
     assert_ok(model_open(&m, &config, DTYPE_F32));
     for (int p = 0; p < m.param_count; p++) {
         bool plain = strstr(m.params[p].name, "bias") != NULL ||
-                     strstr(m.params[p].name, "LayerNorm") != NULL;
+                     strstr(m.params[p].name, "LayerNorm") != NULL ||
+                     strstr(m.params[p].name, "layer_norm") != NULL;
         assert_int_equal(m.params[p].decay, !plain);
     }
     for (int u = 0; u < m.unit_count; u++)
@@ -110,7 +119,7 @@ static void initial_values_do_not_depend_on_splitting(void **state)
 {
     (void)state;
     struct run_config config;
-    struct bert_small whole, split;
+    struct small_model whole, split;
     small_config(&config);
     small_open_with(&whole, &config, false, 0);
     config.train.max_unit_numel = 200;
@@ -197,7 +206,7 @@ static void freeze_names_are_whole_components(void **state)
     struct model m;
     small_config(&config);
     config.model.layers = 12;
-    snprintf(config.train.freeze, sizeof config.train.freeze, "bert.encoder.layer.1");
+    snprintf(config.train.freeze, sizeof config.train.freeze, "%s.1", block_name[small_family]);
     assert_ok(model_open(&m, &config, DTYPE_F32));
     for (int p = 0; p < m.param_count; p++)
         assert_int_equal(m.params[p].frozen, strstr(m.params[p].name, "layer.1.") != NULL);
@@ -219,8 +228,8 @@ static void bad_configurations_are_refused(void **state)
     small_config(&config);
     snprintf(config.train.freeze, sizeof config.train.freeze, "qa_outputs,bert.pooler");
     assert_fails(model_open(&m, &config, DTYPE_F32), ST_INVALID, "bert.pooler");
-    snprintf(config.train.freeze, sizeof config.train.freeze,
-             "bert.encoder.layer.0.attention.self.query");
+    snprintf(config.train.freeze, sizeof config.train.freeze, "%s.0.%s", block_name[small_family],
+             query_name[small_family]);
     assert_fails(model_open(&m, &config, DTYPE_F32), ST_INVALID, "only be frozen whole");
     model_release(&m); /* a failed model is empty */
 }
@@ -299,5 +308,5 @@ int main(void)
         cmocka_unit_test(buffers_of_a_block_are_as_small_as_stated),
         cmocka_unit_test(step_flops_are_six_a_weight_and_row_and_attention),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return SMALL_TESTS_RUN(tests);
 }

@@ -10,7 +10,7 @@ static const float EPS = 1e-12f, P = 0.1f;
 /* One problem; the reference computes out and z from x, y (or tables), gamma, beta. */
 struct problem {
     const struct sequences *q;
-    const double *x, *y, *position, *type; /* y NULL: embeddings */
+    const double *x, *y, *position, *type; /* y NULL: embeddings; type NULL: no types */
     double *z, *gamma, *beta;
     float p;
     enum dropout_site site;
@@ -31,8 +31,9 @@ static void reference_sum(struct problem *w)
         for (int64_t c = 0; c < C && w->q->row_sequence[t] >= 0; c++) {
             int64_t i = t - w->q->cu_seqlens[w->q->row_sequence[t]];
             w->z[t * C + c] = w->y ? w->x[t * C + c] + factor(w, t, c) * w->y[t * C + c]
-                                   : w->x[t * C + c] + w->position[i * C + c] +
-                                         w->type[w->q->token_type[t] * C + c];
+                                   : w->x[t * C + c] + w->position[i * C + c];
+            if (!w->y && w->type)
+                w->z[t * C + c] += w->type[w->q->token_type[t] * C + c];
         }
 }
 
@@ -102,17 +103,19 @@ static struct outputs forward(struct op_test *t, const struct op_batch *b, const
     else
         assert_ok(op_embedding_norm_forward(t->s, o.out, o.z, o.stats, op_put_2d(t, w->x, T, C),
                                             op_put_2d(t, w->position, b->host.positions, C),
-                                            op_put_2d(t, w->type, TYPES, C), gamma, beta, &b->q,
-                                            EPS, drop));
+                                            w->type ? op_put_2d(t, w->type, TYPES, C) : op_none(),
+                                            gamma, beta, &b->q, EPS, drop));
     return o;
 }
 
-static void check_forward(struct op_test *t, bool residual, float p)
+static void check_forward(struct op_test *t, bool residual, bool types, float p)
 {
     struct op_batch b;
     op_mixed_batch(t, &b);
     int64_t T = b.host.rows;
     struct problem w = make(t, &b, residual, p);
+    if (!types)
+        w.type = NULL;
     reference_sum(&w);
     reference_norm(&w);
     struct outputs o = forward(t, &b, &w), again = forward(t, &b, &w);
@@ -126,14 +129,20 @@ static void check_forward(struct op_test *t, bool residual, float p)
 
 static void embedding_norm_forward_with_and_without_dropout(void **state)
 {
-    check_forward(*state, false, 0.0f);
-    check_forward(*state, false, P);
+    check_forward(*state, false, true, 0.0f);
+    check_forward(*state, false, true, P);
+}
+
+static void embedding_norm_forward_without_token_types(void **state)
+{
+    check_forward(*state, false, false, 0.0f);
+    check_forward(*state, false, false, P);
 }
 
 static void residual_norm_forward_with_and_without_dropout(void **state)
 {
-    check_forward(*state, true, 0.0f);
-    check_forward(*state, true, P);
+    check_forward(*state, true, true, 0.0f);
+    check_forward(*state, true, true, P);
 }
 
 /* Gradients of the loss with respect to z, gamma and beta. */
@@ -316,6 +325,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(embedding_norm_forward_with_and_without_dropout),
+        cmocka_unit_test(embedding_norm_forward_without_token_types),
         cmocka_unit_test(residual_norm_forward_with_and_without_dropout),
         cmocka_unit_test(residual_norm_backward_is_the_gradient_of_forward),
         cmocka_unit_test(embedding_norm_backward_is_the_gradient_of_forward),

@@ -295,6 +295,35 @@ static void packing_loses_at_most_three_percent(void **state)
     print_message("largest packing loss: %.2f%%\n", 100 * worst);
 }
 
+/* What a communicator asks for is there in all programs, as workspace; nothing else moves. */
+static void staging_is_in_the_account(void **state)
+{
+    static struct spec_case c;
+    (void)state;
+    for (int stage = 0; stage < 4; stage++) {
+        struct plan plan = {0};
+        struct account with, without;
+        spec_bert(&c, &spec_bert_base, DTYPE_F32, stage, 4);
+        build(&plan, &without, &c);
+        assert_int_equal(plan.programs[PROGRAM_STEP].staging, -1);
+        plan_release(&plan);
+        c.spec.staging_bytes = 100001;
+        build(&plan, &with, &c);
+        for (int k = 0; k < PROGRAM_KINDS; k++) {
+            const struct program *p = &plan.programs[k];
+            const struct buffer *b = &p->buffers[p->staging];
+            assert_true(b->persistent && b->bytes >= 100001);
+            assert_true(b->offset == plan.programs[0].buffers[p->staging].offset);
+            assert_true(b->offset + b->bytes <= with.persistent_bytes);
+        }
+        assert_int_equal(with.persistent_bytes - without.persistent_bytes, 100096);
+        assert_int_equal(with.live_peak_bytes - without.live_peak_bytes, 100096);
+        assert_int_equal(with.at_peak[CATEGORY_WORKSPACE] - without.at_peak[CATEGORY_WORKSPACE],
+                         100096);
+        plan_release(&plan);
+    }
+}
+
 static void a_large_plan_is_made_quickly(void **state)
 {
     static struct spec_case c;
@@ -325,6 +354,7 @@ int main(void)
         cmocka_unit_test(stages_1_and_2_are_equal_without_accumulation),
         cmocka_unit_test(recompute_saves_activations),
         cmocka_unit_test(packing_loses_at_most_three_percent),
+        cmocka_unit_test(staging_is_in_the_account),
         cmocka_unit_test(a_large_plan_is_made_quickly),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -43,7 +43,7 @@ out:
     return st;
 }
 
-static void make_model(struct fixture *f)
+static void make_model(struct fixture *f, enum model_family family)
 {
     static const char words[] =
         "[PAD]\n[UNK]\n[CLS]\n[SEP]\nthe\ncat\nsat\non\nmat\nin\nhouse\nof\n"
@@ -54,6 +54,7 @@ static void make_model(struct fixture *f)
     config_defaults(&config);
     scratch_put(&f->scratch, path, "words.txt", words, sizeof words - 1);
     assert_ok(vocab_load(&data.vocab, path));
+    config.model.family = family;
     config.model.vocab_size = data.vocab.size;
     config.model.hidden = config.model.ffn = 24;
     config.model.layers = 2;
@@ -73,7 +74,7 @@ static int set_up(void **state)
     log_set_level(LOG_WARN);
     scratch_make(&f.scratch);
     f.live_bytes = mem_live_bytes();
-    make_model(&f);
+    make_model(&f, FAMILY_BERT);
     *state = &f;
     return 0;
 }
@@ -144,20 +145,23 @@ static double check_entry(const json_t *entry)
 static void json_answers_stand_in_the_context_at_their_span(void **state)
 {
     struct fixture *f = *state;
-    json_t *root =
-        predict_json(f, (const char *[]){"--model", f->model, "--question", QUESTION, "--context",
-                                         CONTEXT, "--n-best", "5", "--json", NULL});
-    const json_t *list = json_object_get(root, "n_best");
-    assert_string_equal(json_string_value(json_object_get(root, "question")), QUESTION);
-    assert_int_equal(json_array_size(list), 5);
-    double last = check_entry(root);
-    assert_true(last == check_entry(json_array_get(list, 0)));
-    for (size_t i = 1; i < 5; i++) {
-        double next = check_entry(json_array_get(list, i));
-        assert_true(next <= last);
-        last = next;
+    for (int family = 0; family < 2; family++) {
+        make_model(f, (enum model_family)family);
+        json_t *root = predict_json(f, (const char *[]){"--model", f->model, "--question", QUESTION,
+                                                        "--context", CONTEXT, "--n-best", "5",
+                                                        "--json", NULL});
+        const json_t *list = json_object_get(root, "n_best");
+        assert_string_equal(json_string_value(json_object_get(root, "question")), QUESTION);
+        assert_int_equal(json_array_size(list), 5);
+        double last = check_entry(root);
+        assert_true(last == check_entry(json_array_get(list, 0)));
+        for (size_t i = 1; i < 5; i++) {
+            double next = check_entry(json_array_get(list, i));
+            assert_true(next <= last);
+            last = next;
+        }
+        json_decref(root);
     }
-    json_decref(root);
 }
 
 static void lines_say_the_same_as_json_and_a_file_the_same_as_text(void **state)

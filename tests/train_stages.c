@@ -147,6 +147,23 @@ static void reducing_once_a_step_is_refused_at_stage_2(void **state)
     assert_non_null(strstr(first.message, "train.reduce"));
 }
 
+/* With dropout before the head: its mask is made again in BACKWARD. */
+static void distilbert_is_bit_equal_at_all_stages_and_recomputed(void **state)
+{
+    (void)state;
+    struct run_config c = tiny(3, 0, 2, 3);
+    c.model.family = FAMILY_DISTILBERT;
+    c.model.qa_dropout = 0.1;
+    compare_stages(3, 2, &c);
+    run_ok(&first, &c, NULL);
+    c.train.zero_stage = 3;
+    c.train.recompute = RECOMPUTE_BLOCK;
+    run_and_compare(&c, &(struct run_how){.executor = {.poison = true}}, "DistilBERT, recomputed");
+    c.model.qa_dropout = 0.0;
+    run_ok(&other, &c, NULL);
+    assert_true(first.step[0][0].loss != other.step[0][0].loss);
+}
+
 /* ---- schedules of the same arithmetic ---- */
 
 static void prefetch_depth_changes_no_bit(void **state)
@@ -482,6 +499,7 @@ int main(void)
         TEST(b49_overlap_and_accumulation_change_no_bit),
         TEST(reducing_once_a_step_is_bit_equal_at_stages_0_and_1),
         TEST(reducing_once_a_step_is_refused_at_stage_2),
+        TEST(distilbert_is_bit_equal_at_all_stages_and_recomputed),
         TEST(prefetch_depth_changes_no_bit),
         TEST(recompute_changes_no_bit),
         TEST(b53_two_runs_are_bit_identical),

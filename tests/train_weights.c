@@ -9,6 +9,7 @@
 
 #include "engine/base/file.h"
 #include "engine/base/log.h"
+#include "engine/train/model_config.h"
 #include "io/safetensors.h"
 #include "tests/support/ranks.h"
 #include "tests/support/support.h"
@@ -224,6 +225,79 @@ static void a_loaded_model_is_the_saved_one_to_the_bit(void **state)
         }
 }
 
+static void be_distilbert(struct fixture *f)
+{
+    f->config.model.family = FAMILY_DISTILBERT;
+    f->config.model.hidden_dropout = 0.25;
+    f->config.model.attention_dropout = 0.125;
+    f->config.model.qa_dropout = 0.375;
+}
+
+static void distilbert_is_saved_with_its_names_and_loaded_to_the_bit(void **state)
+{
+    static const char *const want[] = {
+        "distilbert.embeddings.word_embeddings.weight",
+        "distilbert.embeddings.position_embeddings.weight",
+        "distilbert.embeddings.LayerNorm.bias",
+        "distilbert.transformer.layer.1.attention.q_lin.weight",
+        "distilbert.transformer.layer.1.attention.k_lin.bias",
+        "distilbert.transformer.layer.1.attention.v_lin.weight",
+        "distilbert.transformer.layer.0.attention.out_lin.bias",
+        "distilbert.transformer.layer.0.sa_layer_norm.weight",
+        "distilbert.transformer.layer.0.ffn.lin1.weight",
+        "distilbert.transformer.layer.0.ffn.lin2.bias",
+        "distilbert.transformer.layer.1.output_layer_norm.bias",
+        "qa_outputs.weight",
+    };
+    struct fixture *f = *state;
+    struct safetensors st = {0};
+    be_distilbert(f);
+    start_from(f, NULL, 1);
+    save(f, "first", 2, 3);
+    open_model(f, "first", &st);
+    assert_int_equal(st.count, 4 + 16 * LAYERS + 2);
+    for (size_t i = 0; i < sizeof want / sizeof *want; i++)
+        assert_non_null(safetensors_find(&st, want[i]));
+    safetensors_close(&st);
+    start_from(f, "first", 2);
+    save(f, "again", 3, 3);
+    assert_true(is_same_model(f, "first", "again"));
+}
+
+static void config_json_says_the_family_and_its_constants(void **state)
+{
+    struct fixture *f = *state;
+    char dir[512], path[512];
+    struct run_config read;
+    be_distilbert(f);
+    save(f, "model", 1, 0);
+    config_defaults(&read);
+    read.model.norm_eps = 1e-5; /* not in the file: the family's */
+    assert_ok(model_config_read(&read, scratch_path(&f->scratch, dir, "model")));
+    assert_int_equal(read.model.family, FAMILY_DISTILBERT);
+    assert_int_equal(read.model.hidden, HIDDEN);
+    assert_int_equal(read.model.layers, LAYERS);
+    assert_int_equal(read.model.heads, 2);
+    assert_int_equal(read.model.ffn, FFN);
+    assert_int_equal(read.model.max_positions, 33);
+    assert_true(read.model.hidden_dropout == 0.25 && read.model.attention_dropout == 0.125);
+    assert_true(read.model.qa_dropout == 0.375 && read.model.norm_eps == 1e-12);
+    /* Hugging Face's standard values, and those of a family without such a key. */
+    static const char bare[] = "{\"model_type\": \"distilbert\", \"sinusoidal_pos_embds\": true}";
+    scratch_put(&f->scratch, path, "model/config.json", bare, sizeof bare - 1);
+    assert_ok(model_config_read(&read, dir));
+    assert_int_equal(read.model.layers, 6);
+    assert_true(read.model.hidden_dropout == 0.1 && read.model.qa_dropout == 0.1);
+    scratch_put(&f->scratch, path, "model/config.json", "{\"model_type\": \"bert\"}", 22);
+    assert_ok(model_config_read(&read, dir));
+    assert_int_equal(read.model.family, FAMILY_BERT);
+    assert_int_equal(read.model.layers, 12);
+    assert_true(read.model.qa_dropout == 0.0);
+    static const char other[] = "{\"model_type\": \"distilbert\", \"activation\": \"relu\"}";
+    scratch_put(&f->scratch, path, "model/config.json", other, sizeof other - 1);
+    assert_fails(model_config_read(&read, dir), ST_UNSUPPORTED, "activation is \"relu\"");
+}
+
 static void shards_larger_than_the_staging_buffer_are_whole(void **state)
 {
     struct fixture *f = *state;
@@ -325,7 +399,11 @@ static void rewrite(struct fixture *f, const char *from, const char *to,
 
 static const char *without_prefix(char out[256], const char *name)
 {
-    snprintf(out, 256, "%s", strncmp(name, "bert.", 5) == 0 ? name + 5 : name);
+    static const char *const prefix[] = {"bert.", "distilbert."};
+    for (int i = 0; i < 2; i++)
+        if (strncmp(name, prefix[i], strlen(prefix[i])) == 0)
+            name += strlen(prefix[i]);
+    snprintf(out, 256, "%s", name);
     return out;
 }
 
@@ -362,14 +440,17 @@ static void names_without_prefix_and_old_names_are_known(void **state)
 {
     const char *(*const renames[])(char *, const char *) = {without_prefix, gamma_and_beta, both};
     struct fixture *f = *state;
-    start_from(f, NULL, 1);
-    save(f, "first", 1, 0);
-    for (int i = 0; i < 3; i++) {
+    for (int family = 0; family < 2; family++) {
+        f->config.model.family = (enum model_family)family;
         start_from(f, NULL, 1);
-        rewrite(f, "first", "renamed", renames[i], i > 0);
-        start_from(f, "renamed", 2);
-        save(f, "again", 2, 3);
-        assert_true(is_same_model(f, "first", "again"));
+        save(f, "first", 1, 0);
+        for (int i = 0; i < 3; i++) {
+            start_from(f, NULL, 1);
+            rewrite(f, "first", "renamed", renames[i], i > 0);
+            start_from(f, "renamed", 2);
+            save(f, "again", 2, 3);
+            assert_true(is_same_model(f, "first", "again"));
+        }
     }
 }
 
@@ -494,6 +575,9 @@ static void another_size_is_an_error_that_names_both(void **state)
     f->config.model.layers = 1;
     assert_load_fails(f, "first", ST_INVALID,
                       "config.json: num_hidden_layers is 2, but model.layers is 1");
+    be_distilbert(f);
+    assert_load_fails(f, "first", ST_INVALID,
+                      "config.json: model_type is bert, but model.family is distilbert");
 }
 
 static void folders_without_a_usable_model_say_what_is_wrong(void **state)
@@ -586,6 +670,8 @@ int main(void)
         TEST(b17_saved_bytes_depend_neither_on_stage_nor_on_world_size),
         TEST(the_file_has_the_names_and_shapes_of_hugging_face),
         TEST(a_loaded_model_is_the_saved_one_to_the_bit),
+        TEST(distilbert_is_saved_with_its_names_and_loaded_to_the_bit),
+        TEST(config_json_says_the_family_and_its_constants),
         TEST(shards_larger_than_the_staging_buffer_are_whole),
         TEST(b34_frozen_tensors_are_saved_and_loaded_too),
         TEST(b04_loading_weights_leaves_a_fresh_optimizer),

@@ -127,6 +127,16 @@ enum status config_check(const struct run_config *config)
         return FAIL(INVALID, "train.comm nccl needs train.device cuda, found cpu");
     if (c->eval.stop_metric != STOP_NONE && c->data.eval[0] == '\0')
         return FAIL(INVALID, "eval.stop_metric needs evaluation questions: set data.eval");
+    if (c->checkpoint.keep_best != STOP_NONE && c->data.eval[0] == '\0')
+        return FAIL(INVALID, "checkpoint.keep_best needs evaluation questions: set data.eval");
+    if (c->checkpoint.keep_best != STOP_NONE && c->checkpoint.every == 0)
+        return FAIL(INVALID, "checkpoint.keep_best needs checkpoints: set checkpoint.every");
+    if (c->checkpoint.resume_or_start && c->checkpoint.resume[0] != '\0' &&
+        strcmp(c->checkpoint.resume, "latest") != 0)
+        return FAIL(INVALID,
+                    "checkpoint.resume_or_start takes the latest checkpoint, but "
+                    "checkpoint.resume names %s: give one of them",
+                    c->checkpoint.resume);
     return ST_OK;
 }
 

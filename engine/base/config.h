@@ -25,6 +25,7 @@ C_BEGIN
 enum { CONFIG_TEXT_BYTES = 512 };
 
 /* Choices; the names in YAML are the lower-case tails (linear, per_step, ...). */
+enum model_family { FAMILY_BERT, FAMILY_DISTILBERT };
 enum schedule_kind { SCHEDULE_LINEAR, SCHEDULE_COSINE, SCHEDULE_CONSTANT };
 enum reduce_policy { REDUCE_AUTO, REDUCE_PER_STEP, REDUCE_PER_MICRO_BATCH };
 enum recompute_policy { RECOMPUTE_NONE, RECOMPUTE_BLOCK };
@@ -36,8 +37,9 @@ enum stop_metric { STOP_NONE, STOP_F1, STOP_EXACT_MATCH, STOP_LOSS };
 /* Every field is a key "section.name" of the YAML file; model.vocab_size is run_config.model. */
 struct run_config {
     struct {
+        enum model_family family;
         int64_t vocab_size, hidden, layers, heads, ffn, max_positions, type_vocab;
-        double hidden_dropout, attention_dropout, norm_eps, init_range;
+        double hidden_dropout, attention_dropout, qa_dropout, norm_eps, init_range;
         bool cased;
         char init_from[CONFIG_TEXT_BYTES]; /* folder of a Hugging Face model; "" = random weights */
     } model;
@@ -87,6 +89,14 @@ struct run_config {
         char dir[CONFIG_TEXT_BYTES];
         int64_t log_every;
     } output;
+    struct {
+        int64_t every;                  /* steps between checkpoints; 0 = none */
+        int64_t keep;                   /* newest ones that stay; 0 = all */
+        enum stop_metric keep_best;     /* the best one by this stays too */
+        bool async;                     /* write while training goes on */
+        char resume[CONFIG_TEXT_BYTES]; /* "latest" or a folder; "" = start anew */
+        bool resume_or_start;           /* latest, and no error if there is none */
+    } checkpoint;
 };
 
 /** config_defaults() - every field at the table's default. */

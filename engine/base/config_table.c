@@ -10,6 +10,7 @@
 /* ---- the table ------------------------------------------------------------------------------- */
 
 /* Names by enum value. */
+static const char *const family_names[] = {"bert", "distilbert", NULL};
 static const char *const schedule_names[] = {"linear", "cosine", "constant", NULL};
 static const char *const reduce_names[] = {"auto", "per_step", "per_micro_batch", NULL};
 static const char *const recompute_names[] = {"none", "block", NULL};
@@ -57,6 +58,8 @@ static const char *const stop_names[] = {"none", "f1", "exact_match", "loss", NU
 enum { BIG = 1 << 30 };
 
 const struct config_field config_fields[] = {
+    CHOICE(model, family, family_names, FAMILY_BERT,
+           "Kind of model; distilbert: no segment table, no dropout behind attention."),
     INT(model, vocab_size, 30522, 1, BIG,
         "Entries of the vocabulary; the vocabulary file must have as many."),
     INT(model, hidden, 768, 1, 1 << 20, "Channels of the hidden states."),
@@ -65,10 +68,13 @@ const struct config_field config_fields[] = {
     INT(model, ffn, 3072, 1, 1 << 22, "Channels between the two layers of the feed-forward part."),
     INT(model, max_positions, 512, 1, 1 << 20,
         "Rows of the position table: the longest sequence possible."),
-    INT(model, type_vocab, 2, 1, 1024, "Rows of the segment table (question, context)."),
+    INT(model, type_vocab, 2, 1, 1024,
+        "Rows of the segment table (question, context); not used by distilbert."),
     REAL_BELOW(model, hidden_dropout, 0.1, 0.0, 1.0,
                "Dropout after the embeddings and both parts of a block."),
     REAL_BELOW(model, attention_dropout, 0.1, 0.0, 1.0, "Dropout of attention probabilities."),
+    REAL_BELOW(model, qa_dropout, 0.0, 0.0, 1.0,
+               "Dropout of the last hidden states, before the head; DistilBERT was made with 0.1."),
     REAL_ABOVE(model, norm_eps, 1e-12, 0.0, "Added to the variance in LayerNorm."),
     REAL(model, init_range, 0.02, 0.0, DBL_MAX, "Standard deviation of random initial weights."),
     BOOL(model, cased, false, "Keep case and accents of the text; must suit the vocabulary."),
@@ -112,7 +118,9 @@ const struct config_field config_fields[] = {
         "Tables with more elements than this are split into several units."),
     INT(train, threads, 0, 0, 4096,
         "CPU threads a rank; 0: cores divided by the ranks of the machine."),
-    CHOICE(train, comm, comm_names, COMM_AUTO, "How ranks talk; local: threads of one process."),
+    CHOICE(train, comm, comm_names, COMM_AUTO,
+           "How ranks talk; local: threads of one process; mpi: CPU processes of mpiexec or srun; "
+           "nccl: GPUs."),
     CHOICE(train, device, device_names, DEVICE_AUTO,
            "Where to compute; auto: GPUs if there are any."),
     CHOICE(train, precision, precision_names, PRECISION_AUTO,
@@ -152,6 +160,21 @@ const struct config_field config_fields[] = {
     TEXT(output, dir, "runs/run",
          "Folder for metrics, predictions and the resolved configuration."),
     INT(output, log_every, 10, 1, INT64_MAX, "Steps between progress lines."),
+
+    INT(checkpoint, every, 0, 0, INT64_MAX,
+        "Steps between checkpoints, in the output folder's checkpoints/; one more at the end of "
+        "the "
+        "run or on a signal. 0: none."),
+    INT(checkpoint, keep, 2, 0, BIG, "How many of the newest checkpoints stay; 0: all."),
+    CHOICE(checkpoint, keep_best, stop_names, STOP_NONE,
+           "An evaluation that is better than all before is saved too, and that checkpoint stays."),
+    BOOL(checkpoint, async, true,
+         "Train on while a checkpoint is compressed and written; false: wait for it."),
+    TEXT(checkpoint, resume, "",
+         "Checkpoint to go on from: its folder, or latest for the newest whole one of this output "
+         "folder; empty: start anew."),
+    BOOL(checkpoint, resume_or_start, false,
+         "Go on from the latest checkpoint if there is one; otherwise start anew."),
 };
 
 const int config_field_count = sizeof config_fields / sizeof config_fields[0];

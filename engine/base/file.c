@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 #include <zlib.h>
 
@@ -16,16 +17,30 @@
 
 /* ---- faults for tests ------------------------------------------------------------------------ */
 
-static atomic_llong fail_countdown;
+static atomic_llong fail_countdown, delay_ms;
 
 void file_fail_at(int64_t k)
 {
     atomic_store(&fail_countdown, k);
 }
 
+void file_delay(int64_t ms)
+{
+    atomic_store(&delay_ms, ms);
+}
+
+static void wait_as_asked(void)
+{
+    int64_t ms = atomic_load_explicit(&delay_ms, memory_order_relaxed);
+    struct timespec t = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
+    if (ms > 0)
+        nanosleep(&t, NULL);
+}
+
 /* True when a test asked that this system call fails. */
 static bool should_fail(void)
 {
+    wait_as_asked();
     if (atomic_load_explicit(&fail_countdown, memory_order_relaxed) == 0)
         return false;
     if (atomic_fetch_sub(&fail_countdown, 1) != 1)
@@ -272,13 +287,30 @@ enum status file_make_dirs(const char *path)
 
 /* ---- logs ------------------------------------------------------------------------------------ */
 
-enum status file_log_open(struct file_log *log, const char *path)
+static enum status open_log(struct file_log *log, const char *path, int flags)
 {
     log->fd = -1;
     TRY(path_join(log->path, sizeof log->path, "", path));
-    log->fd = do_open(path, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND);
+    log->fd = do_open(path, O_WRONLY | O_CREAT | O_APPEND | flags);
     if (log->fd < 0)
         return FAIL(IO, "%s: %s", path, strerror(errno));
+    return ST_OK;
+}
+
+enum status file_log_open(struct file_log *log, const char *path)
+{
+    return open_log(log, path, O_TRUNC);
+}
+
+enum status file_log_reopen(struct file_log *log, const char *path)
+{
+    return open_log(log, path, 0);
+}
+
+enum status file_log_cut(struct file_log *log, size_t bytes)
+{
+    if (should_fail() || ftruncate(log->fd, (off_t)bytes) != 0)
+        return FAIL(IO, "%s: %s", log->path, strerror(errno));
     return ST_OK;
 }
 

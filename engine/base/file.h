@@ -48,6 +48,12 @@ struct file_log {
 
 MUST_CHECK enum status file_log_open(struct file_log *log, const char *path); /* truncates */
 
+/** file_log_reopen() - go on with the log that is there, or with an empty one. ST_IO. */
+MUST_CHECK enum status file_log_reopen(struct file_log *log, const char *path);
+
+/** file_log_cut() - keep the first @bytes. ST_IO. */
+MUST_CHECK enum status file_log_cut(struct file_log *log, size_t bytes);
+
 /** file_log_append() - one write; if it comes out short, the tail is cut off again. ST_IO. */
 MUST_CHECK enum status file_log_append(struct file_log *log, const char *record, size_t bytes);
 
@@ -59,6 +65,9 @@ MUST_CHECK enum status path_join(char *out, size_t out_bytes, const char *dir, c
 
 /** file_fail_at() - fail the k-th system call of file_*() from now on (1 = next); 0 = never. */
 void file_fail_at(int64_t k);
+
+/** file_delay() - every system call of file_*() first waits @ms from now on; for tests. */
+void file_delay(int64_t ms);
 
 /** file_fault_due() - for other writers of files, before a system call: true if a test wants this
  * one to fail; errno is then EIO. */

@@ -168,8 +168,8 @@ static enum status host_wait_pause(struct host_wait *w, struct device *device)
     return ST_OK;
 }
 
-/* NCCL ends the kernels of a communicator whose peer died, and the event behind them completes as if
- * all were well: only the watch knows better. */
+/* NCCL ends the kernels of a communicator whose peer died, and the event behind them completes as
+ * if all were well: only the watch knows better. */
 static enum status host_wait_end(cudaError_t error, struct device *device)
 {
     TRY(CUDA(error));

@@ -1,5 +1,6 @@
 #include "engine/model/builder.h"
 
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -11,9 +12,12 @@ static int append(struct model_builder *b, void *array, size_t *capacity, int *c
     return b->status == ST_OK ? (*count)++ : 0;
 }
 
-static void set_name(char out[PARAM_NAME_BYTES], const char *name)
+void builder_name(char out[PARAM_NAME_BYTES], const char *format, ...)
 {
-    int length = snprintf(out, PARAM_NAME_BYTES, "%s", name);
+    va_list args;
+    va_start(args, format);
+    int length = vsnprintf(out, PARAM_NAME_BYTES, format, args);
+    va_end(args);
     ASSERT(length > 0 && length < PARAM_NAME_BYTES);
 }
 
@@ -55,7 +59,7 @@ int builder_tensor(struct model_builder *b, const char *name, int64_t rows, int6
     if (b->status != ST_OK)
         return 0;
     struct model_tensor *t = &m->tensors[i];
-    set_name(t->name, name);
+    builder_name(t->name, "%s", name);
     t->dims = columns > 0 ? 2 : 1;
     t->shape[0] = rows;
     t->shape[1] = columns > 0 ? columns : 1;
@@ -73,7 +77,7 @@ void builder_param(struct model_builder *b, const char *name, int64_t rows, int6
     struct model_unit *u = &m->units[m->unit_count - 1];
     ASSERT(u->param_count == 0 || m->params[i - 1].decay || !decay);
     struct model_param *p = &m->params[i];
-    set_name(p->name, name);
+    builder_name(p->name, "%s", name);
     p->dims = columns > 0 ? 2 : 1;
     p->shape[0] = rows;
     p->shape[1] = columns > 0 ? columns : 1;

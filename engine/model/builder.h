@@ -22,6 +22,9 @@ struct model_builder {
     enum status status; /* of the first call that failed */
 };
 
+/** builder_name() - printf into the room of a name; one that does not fit is a bug. */
+void builder_name(char out[PARAM_NAME_BYTES], const char *format, ...) PRINTF_LIKE(2, 3);
+
 int builder_slot(struct model_builder *b, int64_t columns, enum dtype dtype);
 
 /** builder_unit() - append a unit. @unit: copied; its name becomes "@kind.index" and its parameter

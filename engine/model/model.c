@@ -4,9 +4,19 @@
 
 #include "engine/base/rng.h"
 #include "engine/model/bert.h"
+#include "engine/model/distilbert.h"
+
+static const struct encoder_family *const families[] = {
+    [FAMILY_BERT] = &bert_family, [FAMILY_DISTILBERT] = &distilbert_family};
+
+const char *model_family_name(enum model_family family)
+{
+    return families[family]->name;
+}
 
 static enum status set_dims(struct model *m, const struct run_config *config)
 {
+    double norm_eps = families[config->model.family]->norm_eps;
     const int64_t sizes[] = {config->model.vocab_size, config->model.hidden,
                              config->model.layers,     config->model.heads,
                              config->model.ffn,        config->model.max_positions,
@@ -17,6 +27,9 @@ static enum status set_dims(struct model *m, const struct run_config *config)
     if (config->model.hidden % config->model.heads != 0)
         return FAIL(INVALID, "model.hidden = %lld is not a multiple of model.heads = %lld",
                     (long long)config->model.hidden, (long long)config->model.heads);
+    if (norm_eps > 0.0 && config->model.norm_eps != norm_eps)
+        return FAIL(INVALID, "model.norm_eps is %g; for %s it is %g and cannot be another",
+                    config->model.norm_eps, m->family, norm_eps);
     m->dims.vocab = config->model.vocab_size;
     m->dims.hidden = config->model.hidden;
     m->dims.layers = config->model.layers;
@@ -26,6 +39,7 @@ static enum status set_dims(struct model *m, const struct run_config *config)
     m->dims.types = config->model.type_vocab;
     m->dims.hidden_dropout = (float)config->model.hidden_dropout;
     m->dims.attention_dropout = (float)config->model.attention_dropout;
+    m->dims.qa_dropout = (float)config->model.qa_dropout;
     m->dims.norm_eps = (float)config->model.norm_eps;
     m->dims.init_range = (float)config->model.init_range;
     return ST_OK;
@@ -36,10 +50,10 @@ enum status model_open(struct model *m, const struct run_config *config, enum dt
     enum status st = ST_OK;
     struct model_builder b = {.model = m};
     memset(m, 0, sizeof *m);
-    m->family = "bert";
+    m->family = model_family_name(config->model.family);
     m->param_dtype = param_dtype;
     TRY_GOTO(st, out, set_dims(m, config));
-    bert_build(&b, config->train.max_unit_numel);
+    encoder_build(&b, families[config->model.family], config->train.max_unit_numel);
     TRY_GOTO(st, out, builder_finish(&b, config->train.freeze));
 out:
     if (st != ST_OK)
@@ -127,5 +141,5 @@ void model_init_range(const struct model *m, int unit, float *out, int64_t first
 
 double model_step_flops(const struct model *m, int64_t tokens, double squared_lengths)
 {
-    return bert_step_flops(m, tokens, squared_lengths);
+    return encoder_step_flops(m, tokens, squared_lengths);
 }

@@ -119,10 +119,12 @@ struct model_slot {
 };
 
 struct model {
-    const char *family; /* "bert" */
+    const char *family; /* "bert"; in the files its encoder's tensors are "bert.NAME" */
     struct {
-        int64_t vocab, hidden, layers, heads, ffn, positions, types;
-        float hidden_dropout, attention_dropout, norm_eps, init_range;
+        int64_t vocab, hidden, layers, heads, ffn, positions;
+        int64_t types; /* 0: the family has no token types */
+        float hidden_dropout, attention_dropout, projection_dropout, qa_dropout;
+        float norm_eps, init_range;
     } dims;
     enum dtype param_dtype;
     struct model_unit *units; /* owned; forward order */
@@ -139,15 +141,17 @@ struct model {
 
 /**
  * model_open() - build the model that a configuration asks for.
- * @config: sizes; train.max_unit_numel (larger tables are split into ranges of rows); train.freeze.
+ * @config: family and sizes; train.max_unit_numel (larger tables are split into ranges of rows);
+ * train.freeze.
  * @param_dtype: of weights and activations.
  *
  * Tensor starts are multiples of MODEL_PARAM_ALIGN elements. In a unit the parameters with weight
  * decay come first. A name in train.freeze freezes the tensor of that name and all whose names
  * continue it after a dot ("bert.embeddings", "bert.encoder.layer.0").
  *
- * Return: ST_OK; ST_INVALID (sizes that do not fit together, too many units, a name in
- * train.freeze that fits no tensor or only a part of a fused one); ST_MEMORY.
+ * Return: ST_OK; ST_INVALID (sizes that do not fit together, a norm_eps that the family does not
+ * have, too many units, a name in train.freeze that fits no tensor or only a part of a fused one);
+ * ST_MEMORY.
  */
 MUST_CHECK enum status model_open(struct model *m, const struct run_config *config,
                                   enum dtype param_dtype);
@@ -159,6 +163,9 @@ static inline int64_t model_param_numel(const struct model_param *p)
 {
     return p->shape[0] * (p->dims == 2 ? p->shape[1] : 1);
 }
+
+/** model_family_name() - struct model's family of a configuration. */
+const char *model_family_name(enum model_family family);
 
 /** model_unit_numel() - elements of a unit's flat parameter up to its last tensor's end. */
 int64_t model_unit_numel(const struct model *m, int unit);

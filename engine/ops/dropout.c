@@ -69,3 +69,44 @@ void dropout_factors(float *out, const struct dropout_key *k, int32_t sample, in
         i += count;
     }
 }
+
+/* ---- the op --------------------------------------------------------------------------------- */
+
+enum { CHUNK = 8 * BLOCK }; /* elements whose factors are made at once, on the stack */
+
+CPU_CLONES static void multiply(float *out, const float *x, const float *factor, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        out[i] = x[i] * factor[i];
+}
+
+static void row_apply(float *out, const float *x, int64_t channels, const struct dropout_key *key,
+                      int32_t sample, int64_t first)
+{
+    float factor[CHUNK];
+    for (int64_t c = 0; c < channels; c += CHUNK) {
+        int64_t n = channels - c < CHUNK ? channels - c : CHUNK;
+        dropout_factors(factor, key, sample, first + c, n);
+        multiply(out + c, x + c, factor, n);
+    }
+}
+
+enum status dropout_apply_cpu(struct stream *s, struct tensor out, struct tensor x,
+                              const struct sequences *q, struct dropout drop)
+{
+    struct dropout_key key = dropout_key(drop);
+    int64_t channels = x.shape[1];
+    (void)s;
+    for (int64_t t = 0; t < q->rows; t++) {
+        float *out_t = (float *)out.data + t * channels;
+        const float *x_t = (const float *)x.data + t * channels;
+        int32_t b = q->row_sequence[t];
+        if (b < 0)
+            memset(out_t, 0, (size_t)channels * sizeof *out_t);
+        else if (key.on)
+            row_apply(out_t, x_t, channels, &key, q->sample[b], (t - q->cu_seqlens[b]) * channels);
+        else if (out_t != x_t)
+            memcpy(out_t, x_t, (size_t)channels * sizeof *out_t);
+    }
+    return ST_OK;
+}

@@ -1,8 +1,14 @@
 /*
- * engine/ops/dropout.h - which elements dropout keeps.
+ * engine/ops/dropout.h - which elements dropout keeps, and dropout as an op of its own.
  *
  * engine/base/rng.h gives the counters. The factor of an element is 0 or 1 / (1 - p); it is
- * computed where it is needed, forward and backward, and never stored between them.
+ * computed where it is needed, forward and backward, and never stored between them. Where a norm or
+ * attention stands beside dropout it is a part of that op; where nothing does:
+ *
+ *     out[t, c] = factor x[t, c],  element = position * C + c
+ *
+ * which is its own gradient: backward applies it to dout. x, out (T, C). Rows of no sequence: 0. In
+ * evaluation and with p = 0 all factors are 1.
  */
 #ifndef ENGINE_OPS_DROPOUT_H
 #define ENGINE_OPS_DROPOUT_H
@@ -38,6 +44,9 @@ HOST_DEVICE static inline struct dropout_key dropout_key(struct dropout d)
 /** dropout_factors() - factors of @n elements of @sample from element @first on; CPU. */
 void dropout_factors(float *out, const struct dropout_key *k, int32_t sample, int64_t first,
                      int64_t n);
+
+enum status dropout_apply_cpu(struct stream *s, struct tensor out, struct tensor x,
+                              const struct sequences *q, struct dropout drop);
 
 C_END
 

@@ -191,10 +191,12 @@ enum status embedding_norm_forward_cpu(struct stream *s, struct tensor out, stru
         }
         int64_t i = position_of(q, t);
         DASSERT(i < position.shape[0]);
-        DASSERT(q->token_type[t] >= 0 && q->token_type[t] < type.shape[0]);
         row_add(z_t, (const float *)x.data + t * channels,
                 (const float *)position.data + i * channels, channels);
-        row_add(z_t, z_t, (const float *)type.data + q->token_type[t] * channels, channels);
+        if (type.data) {
+            DASSERT(q->token_type[t] >= 0 && q->token_type[t] < type.shape[0]);
+            row_add(z_t, z_t, (const float *)type.data + q->token_type[t] * channels, channels);
+        }
         row_norm(out_t, &mean[t], &r[t], z_t, gamma.data, beta.data, channels, eps);
         if (key.on) {
             row_factors(scratch.factor, &key, q, t, channels);

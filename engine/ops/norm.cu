@@ -17,7 +17,7 @@ struct norm_args {
     void *out, *z;               /* z is input of backward */
     float *stats;                /* (2, T) */
     const void *x, *y;           /* y: residual only */
-    const void *position, *type; /* embedding only */
+    const void *position, *type; /* embedding only; type may be NULL */
     const void *gamma, *beta;
     const void *dout;
     void *dx, *dy;
@@ -122,17 +122,18 @@ __global__ static void __launch_bounds__(THREADS == 32 ? 128 : THREADS)
     uint32_t sample = (uint32_t)a.q.sample[b];
     uint64_t first = norm_first_element(a, row, b);
     const E *position = (const E *)a.position + (row - a.q.cu_seqlens[b]) * C;
-    const E *type = (const E *)a.type + a.q.token_type[row] * C;
+    const E *type = a.type ? (const E *)a.type + a.q.token_type[row] * C : NULL;
     float v[CHUNKS][W];
 #pragma unroll
     for (int k = 0; k < CHUNKS; k++) {
         int64_t c = norm_column<W, THREADS>(k);
         if (c >= C)
             break;
-        float p[W], t[W];
+        float p[W], t[W] = {0.0f};
         load_pack<E, W>(v[k], (const E *)a.x + row * C + c);
         load_pack<E, W>(p, position + c);
-        load_pack<E, W>(t, type + c);
+        if (type)
+            load_pack<E, W>(t, type + c);
 #pragma unroll
         for (int i = 0; i < W; i++)
             v[k][i] = rounded<E>(v[k][i] + p[i] + t[i]);

@@ -12,8 +12,8 @@
  *     dz = r (g - mean(g) - xhat mean(g xhat)),  dgamma = sum_t dout xhat,  dbeta = sum_t dout
  *
  * x, y, z, out (T, C); stats (2, T) fp32: mean, r; gamma, beta (C); position (P, C); type (types,
- * C). Rows of no sequence: out, z, stats, dx and dy are 0 and add nothing to the gradients. Weight
- * gradients with data NULL are not computed.
+ * C), or data NULL: no token types, and no such term. Rows of no sequence: out, z, stats, dx and dy
+ * are 0 and add nothing to the gradients. Weight gradients with data NULL are not computed.
  *
  * CPU: two passes for mean and variance; dgamma and dbeta in blocks of 32 rows, in row order;
  * dposition in row order.

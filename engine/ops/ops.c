@@ -123,7 +123,8 @@ enum status op_embedding_norm_forward(struct stream *s, struct tensor out, struc
     EXPECT_2D(out, dtype, rows, channels);
     EXPECT_2D(stats, DTYPE_F32, 2, rows);
     EXPECT_2D(position, dtype, position.shape[0], channels);
-    EXPECT_2D(type, dtype, type.shape[0], channels);
+    if (type.data)
+        EXPECT_2D(type, dtype, type.shape[0], channels);
     EXPECT_1D(gamma, dtype, channels);
     EXPECT_1D(beta, dtype, channels);
     ASSERT(q->max_length <= position.shape[0]);
@@ -321,6 +322,20 @@ enum status op_attention_backward(struct stream *s, struct tensor dqkv, struct t
     ASSERT(apart(dqkv, dout));
     ASSERT(apart(dqkv, out));
     return s->device->compute->attention_backward(s, dqkv, dout, out, lse, qkv, q, heads, drop);
+}
+
+/* ---- dropout alone -------------------------------------------------------------------------- */
+
+enum status op_dropout_apply(struct stream *s, struct tensor out, struct tensor x,
+                             const struct sequences *q, struct dropout drop)
+{
+    enum dtype dtype = s->device->param_dtype;
+    expect_sequences(q);
+    expect_dropout(drop);
+    EXPECT_2D(x, dtype, q->rows, x.shape[1]);
+    EXPECT_2D(out, dtype, q->rows, x.shape[1]);
+    ASSERT(same_or_apart(out, x));
+    return s->device->compute->dropout_apply(s, out, x, q, drop);
 }
 
 /* ---- the head ------------------------------------------------------------------------------- */

@@ -5,7 +5,7 @@
  * device's table. The backends get checked arguments. An op is enqueued on a stream and returns; it
  * never allocates, synchronises or logs. Formulas and sources stand in the op's own header:
  *
- *     embedding.h  norm.h  linear.h  gelu.h  attention.h  span.h  adamw.h  reduce.h
+ *     embedding.h  norm.h  linear.h  gelu.h  attention.h  dropout.h  span.h  adamw.h  reduce.h
  *
  * Shape letters: T rows (tokens), C channels, H heads, D = C / H, F feed-forward, B sequences.
  * Activations and weights have the device's param_dtype; weight gradients, statistics, logits and
@@ -99,7 +99,7 @@ struct ops {
                                       const struct sequences *q, int64_t first_row, bool add);
 
     /* z = x + position[row] + type[token_type]; out = dropout(norm(z)); stats (2, T) fp32: mean,
-     * 1 / standard deviation. */
+     * 1 / standard deviation. type.data NULL: a model without token types. */
     enum status (*embedding_norm_forward)(struct stream *s, struct tensor out, struct tensor z,
                                           struct tensor stats, struct tensor x,
                                           struct tensor position, struct tensor type,
@@ -151,6 +151,10 @@ struct ops {
     enum status (*attention_backward)(struct stream *s, struct tensor dqkv, struct tensor dout,
                                       struct tensor out, struct tensor lse, struct tensor qkv,
                                       const struct sequences *q, int heads, struct dropout drop);
+
+    /* out (T, C) = dropout(x); forward, and backward on gradients. out may be x. */
+    enum status (*dropout_apply)(struct stream *s, struct tensor out, struct tensor x,
+                                 const struct sequences *q, struct dropout drop);
 
     /* logits (T, 2) fp32 = x w^T + bias, w (2, C), bias (2). */
     enum status (*span_logits_forward)(struct stream *s, struct tensor logits, struct tensor x,
@@ -242,6 +246,8 @@ MUST_CHECK enum status op_attention_backward(struct stream *s, struct tensor dqk
                                              struct tensor lse, struct tensor qkv,
                                              const struct sequences *q, int heads,
                                              struct dropout drop);
+MUST_CHECK enum status op_dropout_apply(struct stream *s, struct tensor out, struct tensor x,
+                                        const struct sequences *q, struct dropout drop);
 MUST_CHECK enum status op_span_logits_forward(struct stream *s, struct tensor logits,
                                               struct tensor x, struct tensor w, struct tensor bias,
                                               const struct sequences *q);

@@ -1,5 +1,6 @@
 #include "engine/ops/adamw.h"
 #include "engine/ops/attention.h"
+#include "engine/ops/dropout.h"
 #include "engine/ops/embedding.h"
 #include "engine/ops/gelu.h"
 #include "engine/ops/linear.h"
@@ -33,6 +34,7 @@ const struct ops ops_cpu = {
     .gelu_backward = gelu_backward_cpu,
     .attention_forward = attention_forward_cpu,
     .attention_backward = attention_backward_cpu,
+    .dropout_apply = dropout_apply_cpu,
     .span_logits_forward = span_logits_forward_cpu,
     .span_logits_backward = span_logits_backward_cpu,
     .span_loss = span_loss_cpu,

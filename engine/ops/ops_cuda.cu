@@ -40,6 +40,7 @@ const struct ops ops_cuda = {
     .gelu_backward = cuda_gelu_backward,
     .attention_forward = cuda_attention_forward,
     .attention_backward = cuda_attention_backward,
+    .dropout_apply = cuda_dropout_apply,
     .span_logits_forward = cuda_span_logits_forward,
     .span_logits_backward = cuda_span_logits_backward,
     .span_loss = cuda_span_loss,

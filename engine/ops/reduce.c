@@ -82,6 +82,7 @@ enum status report_begin_cpu(struct stream *s, struct step_report *report,
     report->stop = state->host.stop;
     report->signal = state->host.signal;
     report->step = (int32_t)state->host.step;
+    report->saved = state->host.saved;
     return ST_OK;
 }
 

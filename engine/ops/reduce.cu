@@ -108,6 +108,7 @@ __global__ static void report_begin_kernel(struct step_report *report,
     r.stop = state->host.stop;
     r.signal = state->host.signal;
     r.step = (int32_t)state->host.step;
+    r.saved = state->host.saved;
     *report = r;
 }
 

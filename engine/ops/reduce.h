@@ -53,6 +53,7 @@ HOST_DEVICE static inline void step_agree(struct step_state *state,
     state->sequences = state->tokens = 0;
     state->stop = state->signal = 0;
     state->agreed = 1;
+    state->saved = reports[0].saved;
     for (int r = 0; r < world_size; r++) {
         const struct step_report *x = &reports[r];
         loss += x->loss_sum;
@@ -63,6 +64,7 @@ HOST_DEVICE static inline void step_agree(struct step_state *state,
         state->stop |= x->stop;
         state->signal = state->signal ? state->signal : x->signal;
         state->agreed &= x->step == (int32_t)state->host.step;
+        state->saved = x->saved < state->saved ? x->saved : state->saved;
     }
     double norm = sqrt(squared), clip = 1.0;
     int64_t k = state->t; /* applied before this step */

@@ -28,6 +28,7 @@ struct step_report {
     int32_t stop;   /* STOP_ bits this rank asks for */
     int32_t signal; /* the signal behind STOP_SIGNAL */
     int32_t step;   /* must be equal on all ranks */
+    int64_t saved;  /* checkpoints whose part of this rank is written, failed ones included */
 };
 
 struct step_host { /* from the host, before each step */
@@ -37,6 +38,7 @@ struct step_host { /* from the host, before each step */
     int32_t stop, signal;
     int32_t training; /* 0 in evaluation: no dropout */
     int64_t tokens;   /* of this rank in this step */
+    int64_t saved;    /* for the report */
 };
 
 struct step_state {
@@ -51,6 +53,7 @@ struct step_state {
     int32_t agreed;                 /* 0: the ranks' steps differ, a bug; the host gives up */
     double loss, grad_norm;         /* mean over the global batch; global norm before clipping */
     int64_t sequences, tokens;      /* of the global batch */
+    int64_t saved;                  /* the least of all ranks */
 };
 
 struct optim_hyper {

@@ -97,7 +97,8 @@ static enum status configure(struct run_config *config, const struct predict_arg
     config->train.micro_batch = 1;
     config->eval.n_best = args->n_best > LIST_LENGTH ? args->n_best : LIST_LENGTH;
     /* Nothing is trained: no gradients, no moments. */
-    snprintf(config->train.freeze, sizeof config->train.freeze, "bert,qa_outputs");
+    snprintf(config->train.freeze, sizeof config->train.freeze, "%s,qa_outputs",
+             model_family_name(config->model.family));
     return config_check(config);
 }
 

@@ -102,8 +102,10 @@ struct shard_view executor_shard(const struct executor *ex, int unit)
             view.master_whole = whole ? (float *)(void *)address : NULL;
         } else if (b->category == CATEGORY_ADAM_M) {
             view.adam_m = (float *)(void *)own;
+            view.adam_m_whole = whole ? (float *)(void *)address : NULL;
         } else if (b->category == CATEGORY_ADAM_V) {
             view.adam_v = (float *)(void *)own;
+            view.adam_v_whole = whole ? (float *)(void *)address : NULL;
         }
     }
     if (view.master == NULL)
@@ -373,6 +375,7 @@ static enum status step_instr(struct turn *t, int index)
         if (in->wait[w] >= t->piece)
             TRY(wait_for(t, s, in->wait[w]));
     TRY(begin_lives(t, index));
+    TRY(comm_progress(ex->comm));
     TRY(issue_marked(t, index, s));
     if (!is_collective(in->op))
         TRY(event_record(&t->events[index], s));
@@ -624,6 +627,8 @@ static enum status open_memory(struct executor *ex, const struct account *accoun
     }
     s->workspace = executor_shared(ex, SHARED_WORKSPACE);
     s->workspace_bytes = p->buffers[SHARED_WORKSPACE].bytes;
+    if (p->staging >= 0)
+        comm_stage(ex->comm, executor_shared(ex, p->staging), p->buffers[p->staging].bytes);
     return stream_sync(s);
 }
 
@@ -672,6 +677,7 @@ void executor_close(struct executor *ex)
     if (ex->device == NULL)
         return;
     ex->device->name_mark = NULL;
+    comm_stage(ex->comm, NULL, 0);
     for (size_t i = 0; i < ex->captured_count; i++)
         graph_close(&ex->captured[i].graph);
     mem_free(&ex->captured);

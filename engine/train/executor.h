@@ -111,10 +111,11 @@ void *executor_shared(const struct executor *ex, int index);
 /* This rank's shard of a unit's state, in device memory. */
 struct shard_view {
     int64_t numel;
-    float *master, *adam_m, *adam_v; /* fp32; m and v NULL for a frozen unit */
-    float *master_whole;             /* replicated master weights (stage 0), or NULL */
-    void *param_whole;               /* replicated parameters (param_dtype), or NULL at stage 3 */
-    void *param_shard;               /* this rank's slice of them, or the shard */
+    float *master, *adam_m, *adam_v;    /* fp32; m and v NULL for a frozen unit */
+    float *master_whole;                /* replicated master weights (stage 0), or NULL */
+    float *adam_m_whole, *adam_v_whole; /* replicated, or NULL */
+    void *param_whole; /* replicated parameters (param_dtype), or NULL at stage 3 */
+    void *param_shard; /* this rank's slice of them, or the shard */
 };
 struct shard_view executor_shard(const struct executor *ex, int unit);
 

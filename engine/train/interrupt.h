@@ -1,5 +1,6 @@
 /*
- * engine/train/interrupt.h - SIGINT and SIGTERM: finish the step; a second one ends at once.
+ * engine/train/interrupt.h - SIGINT, SIGTERM, SIGUSR1: finish the step. A second one ends at once,
+ * unless the first was SIGUSR1, which schedulers send some time before SIGTERM.
  */
 #ifndef ENGINE_TRAIN_INTERRUPT_H
 #define ENGINE_TRAIN_INTERRUPT_H
@@ -8,11 +9,14 @@
 
 C_BEGIN
 
-/** interrupt_install() - catch SIGINT and SIGTERM from now on. ST_SYSTEM. */
+/** interrupt_install() - catch the three from now on. ST_SYSTEM. */
 MUST_CHECK enum status interrupt_install(void);
 
 /** interrupt_flag() - the number of the first caught signal, 0 while there is none. */
 const volatile int *interrupt_flag(void);
+
+/** interrupt_adopt() - another process of this run caught one: end as if this one had. */
+void interrupt_adopt(int signal_number);
 
 C_END
 

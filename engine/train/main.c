@@ -22,6 +22,7 @@ static const struct entry entries[] = {
     {"train", cmd_train, "fine-tune a model for question answering, and evaluate it"},
     {"predict", cmd_predict, "answer a question from a text"},
     {"score", cmd_score, "exact match and F1 of a predictions file"},
+    {"checkpoint", cmd_checkpoint, "list, show, verify or compare checkpoints"},
     {"plan", cmd_plan, "predict the memory of a run at every zero stage"},
     {"features", cmd_features, "the windows of a SQuAD file"},
     {"tokenize", cmd_tokenize, "WordPiece tokens of lines of text"},
@@ -44,7 +45,12 @@ static enum status version(void)
 {
     struct device *device = NULL;
     TRY(device_open(&device, DEVICE_CPU, PRECISION_FP32, 0, 1));
-    out("tessera " TESSERA_VERSION "\ncpu: %s\ncomm: local%s\ncuda: %s\n", device->name,
+    out("tessera " TESSERA_VERSION "\ncpu: %s\ncomm: local%s%s\ncuda: %s\n", device->name,
+#ifdef TESSERA_MPI
+        ", mpi",
+#else
+        "",
+#endif
 #ifdef TESSERA_CUDA
         ", nccl", "built in"
 #else

@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
@@ -16,6 +17,13 @@ double clock_s(void)
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+double metric_value(enum stop_metric metric, const struct evaluation *e)
+{
+    return metric == STOP_LOSS ? -e->loss
+           : metric == STOP_F1 ? e->score.all.f1
+                               : e->score.all.exact;
 }
 
 /* ---- JSON by hand: records of numbers, no allocation in a step ---- */
@@ -46,6 +54,11 @@ static void put_real(struct record *r, const char *key, double value)
 
 /* ---- open ---- */
 
+static bool goes_on(const struct run_config *config)
+{
+    return config->checkpoint.resume[0] != '\0' || config->checkpoint.resume_or_start;
+}
+
 enum status metrics_open(struct metrics *m, const struct run_config *config)
 {
     char path[1200];
@@ -63,16 +76,40 @@ enum status metrics_open(struct metrics *m, const struct run_config *config)
     TRY_GOTO(st, out, config_write(config, &text, &bytes));
     TRY_GOTO(st, out, file_write(path, text, bytes));
     TRY_GOTO(st, out, path_join(path, sizeof path, config->output.dir, "metrics.jsonl"));
-    TRY_GOTO(st, out, file_log_open(&m->log, path));
+    TRY_GOTO(st, out,
+             goes_on(config) ? file_log_reopen(&m->log, path) : file_log_open(&m->log, path));
 out:
     mem_free(&text);
     return st;
 }
 
-void metrics_plan(struct metrics *m, int64_t total_steps, int64_t steps_per_epoch)
+/* Where the records of steps up to @step end: whole lines only. */
+static size_t records_up_to(const struct file_text *text, int64_t step)
 {
+    static const char KEY[] = "\"step\":";
+    const char *at = text->data, *end;
+    while ((end = strchr(at, '\n')) != NULL) {
+        const char *found = strstr(at, KEY);
+        if (found == NULL || found > end || strtoll(found + sizeof KEY - 1, NULL, 10) > step)
+            break;
+        at = end + 1;
+    }
+    return (size_t)(at - text->data);
+}
+
+enum status metrics_plan(struct metrics *m, int64_t total_steps, int64_t steps_per_epoch,
+                         int64_t first_step)
+{
+    struct file_text text = {NULL, 0};
     m->total_steps = total_steps;
     m->steps_per_epoch = steps_per_epoch;
+    if (!goes_on(m->config))
+        return ST_OK;
+    TRY(file_read(&text, m->log.path));
+    size_t kept = first_step > 0 ? records_up_to(&text, first_step) : 0;
+    enum status st = kept < text.bytes ? file_log_cut(&m->log, kept) : ST_OK;
+    mem_free(&text.data);
+    return st;
 }
 
 void metrics_close(struct metrics *m)
@@ -103,7 +140,7 @@ static void show_progress(const struct metrics *m, const struct step_state *r, d
     if (!m->terminal && step % m->config->output.log_every != 0 && step != 1 && !last)
         return;
     char eta[32], line[256];
-    duration(eta, sizeof eta, m->train_s / (double)m->steps * (double)(m->total_steps - m->steps));
+    duration(eta, sizeof eta, m->train_s / (double)m->steps * (double)(m->total_steps - step));
     snprintf(line, sizeof line,
              "step %" PRId64 "/%" PRId64 "  epoch %.2f  loss %.4f  lr %.2e  %.1f sequences/s  "
              "ETA %s%s",

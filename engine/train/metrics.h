@@ -73,11 +73,16 @@ struct metrics {
     struct card_memory card; /* all is 0 where there is no card */
 };
 
-/** metrics_open() - create the output folder's metrics.jsonl and config.yaml. ST_IO. */
+/** metrics_open() - create the output folder's metrics.jsonl and config.yaml; of a run that goes on
+ * from a checkpoint, metrics.jsonl goes on too. ST_IO. */
 MUST_CHECK enum status metrics_open(struct metrics *m, const struct run_config *config);
 
-/** metrics_plan() - how long the run will be. */
-void metrics_plan(struct metrics *m, int64_t total_steps, int64_t steps_per_epoch);
+/**
+ * metrics_plan() - how long the run will be.
+ * @first_step: steps that were done before; records of later ones, which will be done again, go.
+ */
+MUST_CHECK enum status metrics_plan(struct metrics *m, int64_t total_steps, int64_t steps_per_epoch,
+                                    int64_t first_step);
 
 /** metrics_step() - one step's result; @ms since the one before. ST_IO if it cannot be written. */
 MUST_CHECK enum status metrics_step(struct metrics *m, const struct step_state *result, double ms);
@@ -87,6 +92,9 @@ MUST_CHECK enum status metrics_evaluation(struct metrics *m, const struct evalua
 MUST_CHECK enum status metrics_finish(struct metrics *m, const struct account *account,
                                       int world_size, const char *device, const char *ended);
 void metrics_close(struct metrics *m);
+
+/** metric_value() - of an evaluation; larger is better, so a loss counts negative. */
+double metric_value(enum stop_metric metric, const struct evaluation *e);
 
 /** clock_s() - seconds of a monotonic clock. */
 double clock_s(void);

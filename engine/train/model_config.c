@@ -11,10 +11,23 @@
 
 /* A number of config.json and the field that holds it. */
 struct key {
-    const char *name, *field;
+    const char *name; /* NULL: the family has no such key, and the field its standard value */
+    const char *field;
     size_t offset;
     double standard; /* where config.json does not say */
     bool is_size;
+};
+
+enum { SIZE_MOST = 1 << 30, TEXT_KEYS = 2 };
+
+/* What the files of a family look like. */
+struct folder_kind {
+    const char *model_type, *architecture, *tokenizer;
+    struct {
+        const char *name, *value;
+    } fixed[TEXT_KEYS]; /* what has to be so where it is said at all */
+    const struct key *keys;
+    int key_count;
 };
 
 #define SIZE_KEY(json, member, standard)                                                           \
@@ -26,7 +39,7 @@ struct key {
         json, "model." #member, offsetof(struct run_config, model.member), standard, false         \
     }
 
-static const struct key keys[] = {
+static const struct key bert_keys[] = {
     SIZE_KEY("vocab_size", vocab_size, 30522),
     SIZE_KEY("hidden_size", hidden, 768),
     SIZE_KEY("num_hidden_layers", layers, 12),
@@ -38,15 +51,39 @@ static const struct key keys[] = {
     REAL_KEY("attention_probs_dropout_prob", attention_dropout, 0.1),
     REAL_KEY("layer_norm_eps", norm_eps, 1e-12),
     REAL_KEY("initializer_range", init_range, 0.02),
+    REAL_KEY(NULL, qa_dropout, 0.0),
 };
 
-enum { KEY_COUNT = sizeof keys / sizeof *keys, SIZE_MOST = 1 << 30 };
+/* sinusoidal_pos_embds only says how the position table was first made; it is in the files. */
+static const struct key distilbert_keys[] = {
+    SIZE_KEY("vocab_size", vocab_size, 30522),
+    SIZE_KEY("dim", hidden, 768),
+    SIZE_KEY("n_layers", layers, 6),
+    SIZE_KEY("n_heads", heads, 12),
+    SIZE_KEY("hidden_dim", ffn, 3072),
+    SIZE_KEY("max_position_embeddings", max_positions, 512),
+    SIZE_KEY(NULL, type_vocab, 2),
+    REAL_KEY("dropout", hidden_dropout, 0.1),
+    REAL_KEY("attention_dropout", attention_dropout, 0.1),
+    REAL_KEY("qa_dropout", qa_dropout, 0.1),
+    REAL_KEY(NULL, norm_eps, 1e-12),
+    REAL_KEY("initializer_range", init_range, 0.02),
+};
 
-/* What has to be so where it is said at all. */
-static const struct {
-    const char *name, *value;
-} fixed_keys[] = {
-    {"model_type", "bert"}, {"hidden_act", "gelu"}, {"position_embedding_type", "absolute"}};
+static const struct folder_kind kinds[] = {
+    [FAMILY_BERT] = {.model_type = "bert",
+                     .architecture = "BertForQuestionAnswering",
+                     .tokenizer = "BertTokenizer",
+                     .fixed = {{"hidden_act", "gelu"}, {"position_embedding_type", "absolute"}},
+                     .keys = bert_keys,
+                     .key_count = sizeof bert_keys / sizeof *bert_keys},
+    [FAMILY_DISTILBERT] = {.model_type = "distilbert",
+                           .architecture = "DistilBertForQuestionAnswering",
+                           .tokenizer = "DistilBertTokenizer",
+                           .fixed = {{"activation", "gelu"}},
+                           .keys = distilbert_keys,
+                           .key_count = sizeof distilbert_keys / sizeof *distilbert_keys},
+};
 
 static int64_t *size_at(struct run_config *config, const struct key *k)
 {
@@ -60,16 +97,37 @@ static double *real_at(struct run_config *config, const struct key *k)
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
-static enum status check_fixed(const json_t *root, const char *path)
+/* A key's text, or its kind if it is none; NULL: it is not said. */
+static const char *text_of(const json_t *root, const char *name)
 {
-    for (size_t i = 0; i < sizeof fixed_keys / sizeof *fixed_keys; i++) {
-        const json_t *value = json_object_get(root, fixed_keys[i].name);
-        if (value == NULL || json_is_null(value))
-            continue;
-        const char *text = json_is_string(value) ? json_string_value(value) : json_kind(value);
-        if (strcmp(text, fixed_keys[i].value) != 0)
+    const json_t *value = json_object_get(root, name);
+    if (value == NULL || json_is_null(value))
+        return NULL;
+    return json_is_string(value) ? json_string_value(value) : json_kind(value);
+}
+
+/* Where config.json does not say the family, it is the configuration's. */
+static enum status read_family(enum model_family *family, const json_t *root, const char *path)
+{
+    const char *text = text_of(root, "model_type");
+    if (text == NULL)
+        return ST_OK;
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        if (strcmp(text, kinds[i].model_type) == 0) {
+            *family = (enum model_family)i;
+            return ST_OK;
+        }
+    return FAIL(UNSUPPORTED, "%s: model_type is \"%.80s\"; only \"%s\" and \"%s\" are supported",
+                path, text, kinds[FAMILY_BERT].model_type, kinds[FAMILY_DISTILBERT].model_type);
+}
+
+static enum status check_fixed(const struct folder_kind *kind, const json_t *root, const char *path)
+{
+    for (int i = 0; i < TEXT_KEYS && kind->fixed[i].name != NULL; i++) {
+        const char *text = text_of(root, kind->fixed[i].name);
+        if (text != NULL && strcmp(text, kind->fixed[i].value) != 0)
             return FAIL(UNSUPPORTED, "%s: %s is \"%.80s\"; only \"%s\" is supported", path,
-                        fixed_keys[i].name, text, fixed_keys[i].value);
+                        kind->fixed[i].name, text, kind->fixed[i].value);
     }
     return ST_OK;
 }
@@ -77,7 +135,7 @@ static enum status check_fixed(const json_t *root, const char *path)
 static enum status read_key(struct run_config *config, const struct key *k, const json_t *root,
                             const char *path)
 {
-    const json_t *value = json_object_get(root, k->name);
+    const json_t *value = k->name == NULL ? NULL : json_object_get(root, k->name);
     if (k->is_size) {
         json_int_t size = value == NULL ? (json_int_t)k->standard : json_integer_value(value);
         if ((value != NULL && !json_is_integer(value)) || size < 1 || size > SIZE_MOST)
@@ -124,9 +182,11 @@ enum status model_config_read(struct run_config *config, const char *dir)
     json_t *root = NULL;
     TRY(path_join(path, sizeof path, dir, "config.json"));
     TRY_GOTO(st, out, json_file_read(&root, path, NULL));
-    TRY_GOTO(st, out, check_fixed(root, path));
-    for (int i = 0; i < KEY_COUNT; i++)
-        TRY_GOTO(st, out, read_key(config, &keys[i], root, path));
+    TRY_GOTO(st, out, read_family(&config->model.family, root, path));
+    const struct folder_kind *kind = &kinds[config->model.family];
+    TRY_GOTO(st, out, check_fixed(kind, root, path));
+    for (int i = 0; i < kind->key_count; i++)
+        TRY_GOTO(st, out, read_key(config, &kind->keys[i], root, path));
     TRY_GOTO(st, out, read_casing(&config->model.cased, dir));
 out:
     json_decref(root);
@@ -141,12 +201,18 @@ enum status model_config_check(const struct run_config *config, const char *dir)
     if (access(path, F_OK) != 0)
         return ST_OK;
     TRY(model_config_read(&theirs, dir));
-    for (int i = 0; i < KEY_COUNT; i++) {
-        int64_t there = keys[i].is_size ? *size_at(&theirs, &keys[i]) : 0;
-        int64_t here = keys[i].is_size ? *size_at(&ours, &keys[i]) : 0;
+    const struct folder_kind *kind = &kinds[ours.model.family];
+    if (theirs.model.family != ours.model.family)
+        return FAIL(INVALID, "%s: model_type is %s, but model.family is %s", path,
+                    kinds[theirs.model.family].model_type, kind->model_type);
+    for (int i = 0; i < kind->key_count; i++) {
+        const struct key *k = &kind->keys[i];
+        if (k->name == NULL || !k->is_size)
+            continue;
+        int64_t there = *size_at(&theirs, k), here = *size_at(&ours, k);
         if (there != here)
-            return FAIL(INVALID, "%s: %s is %" PRId64 ", but %s is %" PRId64, path, keys[i].name,
-                        there, keys[i].field, here);
+            return FAIL(INVALID, "%s: %s is %" PRId64 ", but %s is %" PRId64, path, k->name, there,
+                        k->field, here);
     }
     return ST_OK;
 }
@@ -171,15 +237,20 @@ out:
 static enum status write_config(const struct run_config *config, int32_t pad_id, const char *dir)
 {
     struct run_config copy = *config;
-    json_t *root = json_pack("{s:[s]}", "architectures", "BertForQuestionAnswering");
+    const struct folder_kind *kind = &kinds[config->model.family];
+    json_t *root = json_pack("{s:[s], s:s}", "architectures", kind->architecture, "model_type",
+                             kind->model_type);
     bool complete = root != NULL;
-    for (size_t i = 0; i < sizeof fixed_keys / sizeof *fixed_keys; i++)
+    for (int i = 0; i < TEXT_KEYS && kind->fixed[i].name != NULL; i++)
         complete &=
-            json_object_set_new(root, fixed_keys[i].name, json_string(fixed_keys[i].value)) == 0;
-    for (int i = 0; i < KEY_COUNT; i++) {
-        json_t *value = keys[i].is_size ? json_integer(*size_at(&copy, &keys[i]))
-                                        : json_real(*real_at(&copy, &keys[i]));
-        complete &= json_object_set_new(root, keys[i].name, value) == 0;
+            json_object_set_new(root, kind->fixed[i].name, json_string(kind->fixed[i].value)) == 0;
+    for (int i = 0; i < kind->key_count; i++) {
+        const struct key *k = &kind->keys[i];
+        if (k->name == NULL)
+            continue;
+        json_t *value =
+            k->is_size ? json_integer(*size_at(&copy, k)) : json_real(*real_at(&copy, k));
+        complete &= json_object_set_new(root, k->name, value) == 0;
     }
     complete &= json_object_set_new(root, "pad_token_id", json_integer(pad_id)) == 0;
     complete &= json_object_set_new(root, "torch_dtype", json_string("float32")) == 0;
@@ -188,9 +259,10 @@ static enum status write_config(const struct run_config *config, int32_t pad_id,
 
 static enum status write_tokenizer(const struct run_config *config, const char *dir)
 {
-    json_t *root = json_pack("{s:s, s:b, s:I}", "tokenizer_class", "BertTokenizer", "do_lower_case",
-                             (int)!config->model.cased, "model_max_length",
-                             (json_int_t)config->model.max_positions);
+    json_t *root =
+        json_pack("{s:s, s:b, s:I}", "tokenizer_class", kinds[config->model.family].tokenizer,
+                  "do_lower_case", (int)!config->model.cased, "model_max_length",
+                  (json_int_t)config->model.max_positions);
     return write_tree(root, root != NULL, dir, "tokenizer_config.json");
 }
 

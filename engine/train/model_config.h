@@ -1,7 +1,8 @@
 /*
  * engine/train/model_config.h - the small files of a Hugging Face model folder.
  *
- *     config.json            sizes and constants, as BertForQuestionAnswering has them
+ *     config.json            sizes and constants, as BertForQuestionAnswering or, by model.family,
+ *                            DistilBertForQuestionAnswering has them
  *     tokenizer_config.json  do_lower_case, model_max_length
  *     vocab.txt              the vocabulary
  *
@@ -17,7 +18,8 @@ C_BEGIN
 
 /**
  * model_config_read() - set config->model (all but init_from) from a model folder.
- * @config: its other fields stay; what config.json does not say has Hugging Face's default.
+ * @config: its other fields stay; what config.json does not say has Hugging Face's default. Without
+ * a model_type there, the family stays too.
  *
  * Return: ST_OK; ST_IO (no config.json); ST_CORRUPT (no JSON, a value of the wrong kind, a size
  * that is no size); ST_UNSUPPORTED (another family, activation or kind of positions).
@@ -25,7 +27,7 @@ C_BEGIN
 MUST_CHECK enum status model_config_read(struct run_config *config, const char *dir);
 
 /**
- * model_config_check() - does the folder hold a model of the sizes in @config?
+ * model_config_check() - does the folder hold a model of the family and sizes in @config?
  *
  * Without a config.json there is nothing to compare, which is fine. Constants that may differ
  * (dropout, norm_eps, casing) are not compared.

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "engine/base/log.h"
+#include "engine/train/interrupt.h"
 #include "engine/train/weights.h"
 
 static int core_count(void)
@@ -120,6 +121,8 @@ enum status run_rank(const struct rank_run *r, struct device *device, struct com
     if (r->options->at_start != NULL)
         r->options->at_start(r->options->context, &trainer);
     st = trainer_run(&trainer, r->signal_flag);
+    if (st == ST_INTERRUPTED && r->signal_flag == interrupt_flag())
+        interrupt_adopt(trainer.signal); /* the exit code says so, whichever rank it was */
     if (!r->options->quiet)
         st = save_model(&trainer, st);
     st = finish(&trainer, st);
@@ -150,7 +153,8 @@ enum device_kind run_device_kind(const struct run_config *config)
     if (config->train.device != DEVICE_AUTO)
         return config->train.device;
 #ifdef TESSERA_CUDA
-    if (config->train.comm != COMM_LOCAL && gpu_is_there())
+    bool for_cpus = config->train.comm == COMM_LOCAL || config->train.comm == COMM_MPI;
+    if (!for_cpus && gpu_is_there())
         return DEVICE_CUDA;
 #endif
     return DEVICE_CPU;

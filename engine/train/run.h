@@ -2,6 +2,7 @@
  * engine/train/run.h - the ranks of a run.
  *
  *     CPU    all ranks are threads of this process, over comm/local
+ *     MPI    a process a rank on CPUs, over comm/mpi: started by mpiexec or srun
  *     CUDA   a process a GPU, over comm/nccl: started by this program, torchrun, mpirun or SLURM
  */
 #ifndef ENGINE_TRAIN_RUN_H
@@ -36,10 +37,11 @@ MUST_CHECK enum status run_local(const struct run_config *config, const struct r
                                  const volatile int *signal_flag);
 
 /**
- * run_process() - this process is one rank on a GPU.
+ * run_process() - this process is one rank: with train.comm mpi on CPUs, else on a GPU.
  * @launch: who it is (comm/launch.h). The data is loaded here, once a process.
  *
- * Return: ST_OK; ST_UNSUPPORTED without CUDA; errors of the parts.
+ * Return: ST_OK; ST_UNSUPPORTED without CUDA or MPI; errors of the parts. With MPI a failure ends
+ * the process here (comm/mpi.h).
  */
 MUST_CHECK enum status run_process(const struct run_config *config, const struct launch *launch,
                                    const struct run_options *options,
@@ -57,7 +59,8 @@ struct rank_run {
 /** run_rank() - set up, banner, training, summary. A failure aborts @comm. */
 MUST_CHECK enum status run_rank(const struct rank_run *r, struct device *device, struct comm *comm);
 
-/** run_device_kind() - what DEVICE_AUTO means here: CUDA if it is built in and there is a GPU. */
+/** run_device_kind() - what DEVICE_AUTO means here: CUDA if it is built in and there is a GPU, and
+ * train.comm is not one for CPUs. */
 enum device_kind run_device_kind(const struct run_config *config);
 
 /** run_threads() - CPU threads a rank gets: train.threads, or its share of the cores. */

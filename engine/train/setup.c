@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include "comm/comm.h"
+
 static enum status list_params(struct setup *s)
 {
     const struct model *m = &s->model;
@@ -18,8 +20,8 @@ static enum status list_params(struct setup *s)
     return ST_OK;
 }
 
-static void size_batch(struct batch_layout *l, const struct run_config *config, int64_t sequences,
-                       int64_t rows)
+static void size_batch(struct batch_layout *l, const struct model *m,
+                       const struct run_config *config, int64_t sequences, int64_t rows)
 {
     *l = (struct batch_layout){
         .rows = deal_length_class(rows > 0 ? rows : sequences * config->data.max_length),
@@ -27,7 +29,7 @@ static void size_batch(struct batch_layout *l, const struct run_config *config, 
         .positions = config->model.max_positions,
         .max_length = (int32_t)config->data.max_length,
         .padded_length = config->data.padded ? config->data.max_length : 0,
-        .sep_type = config->model.type_vocab > 1 ? 1 : 0,
+        .sep_type = m->dims.types > 1 ? 1 : 0,
     };
     batch_layout_init(l);
 }
@@ -95,6 +97,16 @@ static size_t workspace_bytes(const struct setup *s, const struct run_config *co
     return op_workspace_bytes(device, &limits);
 }
 
+/* For the largest reduce_scatter of a step. */
+static size_t staging_bytes(const struct setup *s, const struct run_config *config, int world_size)
+{
+    int64_t largest = 0;
+    for (int u = 0; u < s->layout.unit_count; u++)
+        if (!s->layout.units[u].frozen && s->layout.units[u].shard_numel > largest)
+            largest = s->layout.units[u].shard_numel;
+    return comm_staging_bytes(config->train.comm, world_size, largest);
+}
+
 enum status setup_init(struct setup *s, const struct run_config *config,
                        const struct device *device, int world_size, int zero_stage,
                        int64_t train_rows, int64_t eval_rows)
@@ -105,8 +117,8 @@ enum status setup_init(struct setup *s, const struct run_config *config,
     TRY_GOTO(st, out, list_params(s));
     TRY_GOTO(st, out,
              layout_build(&s->layout, s->params, s->model.param_count, world_size, LAYOUT_ALIGN));
-    size_batch(&s->train_batch, config, config->train.micro_batch, train_rows);
-    size_batch(&s->eval_batch, config, config->eval.micro_batch, eval_rows);
+    size_batch(&s->train_batch, &s->model, config, config->train.micro_batch, train_rows);
+    size_batch(&s->eval_batch, &s->model, config, config->eval.micro_batch, eval_rows);
     TRY_GOTO(st, out, list_units(s));
     s->spec = (struct program_spec){
         .units = s->units,
@@ -126,6 +138,7 @@ enum status setup_init(struct setup *s, const struct run_config *config,
         .state_bytes = sizeof(struct step_state),
         .report_bytes = sizeof(struct step_report),
         .workspace_bytes = workspace_bytes(s, config, device, world_size),
+        .staging_bytes = staging_bytes(s, config, world_size),
     };
 out:
     if (st != ST_OK)

@@ -30,6 +30,7 @@ struct setup {
  * setup_init() - build all of it for one world size.
  * @device: gives dtype and workspace; nothing is allocated on it.
  * @train_rows, @eval_rows: most rows of a micro-batch; 0: micro_batch * max_length.
+ * @config: train.comm is what runs (not auto, where MPI does): its staging is in the plan.
  * @zero_stage: overrides the configuration's (plan asks for all four).
  *
  * Return: ST_OK; ST_INVALID; ST_MEMORY.

@@ -7,6 +7,7 @@
 
 #include "engine/base/log.h"
 #include "engine/train/capture.h"
+#include "engine/train/checkpoint.h"
 #include "engine/train/evaluate.h"
 #include "engine/train/weights.h"
 
@@ -135,6 +136,17 @@ static void log_card(const struct card_memory *m)
                  (double)m->all / mib);
 }
 
+/* From a checkpoint, from a model's folder, or at random. */
+static enum status fill_weights(struct trainer *t)
+{
+    bool resumed = false;
+    TRY(checkpoint_resume(t, &resumed));
+    if (resumed)
+        return ST_OK;
+    const char *dir = t->config->model.init_from;
+    return dir[0] != '\0' ? weights_load(t, dir) : weights_init(t);
+}
+
 enum status trainer_open(struct trainer *t, const struct run_config *config,
                          const struct run_data *data, struct device *device, struct comm *comm,
                          struct metrics *metrics, const struct executor_options *options)
@@ -144,7 +156,8 @@ enum status trainer_open(struct trainer *t, const struct run_config *config,
     t->device = device;
     t->comm = comm;
     t->metrics = metrics;
-    t->best_metric = -INFINITY;
+    t->best_metric = t->best_value = (double)-INFINITY;
+    t->best_step = -1;
     TRY(plan_run(t));
     TRY(compare_ranks(t));
     TRY(card_grown(t, &t->card.communicator));
@@ -156,12 +169,12 @@ enum status trainer_open(struct trainer *t, const struct run_config *config,
     TRY(evaluator_open(&t->evaluator, t));
     if (device->fixed_rows)
         TRY(capture_rehearse(t));
-    TRY(config->model.init_from[0] != '\0' ? weights_load(t, config->model.init_from)
-                                           : weights_init(t));
+    TRY(fill_weights(t));
     TRY(card_grown(t, &t->card.set_up));
     if (device->fixed_rows && config->train.graphs && t->total_steps > 0)
         TRY(capture_steps(t));
     TRY(card_grown(t, &t->card.graphs));
+    TRY(checkpointer_open(&t->checkpointer, t));
     log_card(&t->card);
     return ST_OK;
 }
@@ -178,6 +191,7 @@ void trainer_close(struct trainer *t)
         device_free_host(t->device, (void **)&slot->block);
         device_free_host(t->device, (void **)&slot->result);
     }
+    checkpointer_close(&t->checkpointer, t);
     trace_close(&t->trace);
     evaluator_close(&t->evaluator, t);
     mem_free(&t->micro);
@@ -217,6 +231,8 @@ enum status trainer_trace(struct trainer *t, const struct trace_request *request
         return FAIL(INVALID, "--trace: this run has no training steps");
     t->trace_path = request->path;
     t->trace_step = (request->step < t->total_steps ? request->step : t->total_steps) - 1;
+    if (t->trace_step < t->first_step) /* done before the checkpoint */
+        t->trace_step = t->first_step;
     return trace_open(&t->trace, t->device, &t->plan.programs[PROGRAM_STEP], &t->setup.model);
 }
 
@@ -247,10 +263,11 @@ static enum status issue_step(struct trainer *t, int64_t step, int signal)
         .seed = (uint64_t)t->config->train.seed,
         .step = step,
         .inv_count = 1.0f / (float)t->sampler.sample_count,
-        .stop = t->stop_wish | (signal != 0 ? STOP_SIGNAL : 0),
+        .stop = signal != 0 ? STOP_SIGNAL : 0,
         .signal = signal,
         .training = 1,
         .tokens = tokens,
+        .saved = checkpointer_written(t->checkpointer),
     };
     char *state = executor_shared(&t->executor, SHARED_STATE);
     TRY(device_copy(s, state + offsetof(struct step_state, host), slot->host, sizeof *slot->host));
@@ -289,7 +306,9 @@ static enum status finish_step(struct trainer *t, int64_t step, double *last_s)
     t->stop |= r->stop;
     if (t->signal == 0)
         t->signal = r->signal;
+    t->applied = r->t;
     t->skipped_in_row = r->skip ? t->skipped_in_row + 1 : 0;
+    TRY(checkpointer_watch(t->checkpointer, t, r->saved));
     if (t->skipped_in_row == NON_FINITE_LIMIT)
         return FAIL(INVALID,
                     "%d steps in a row had a loss or gradient that is not finite, the last is step "
@@ -300,32 +319,50 @@ static enum status finish_step(struct trainer *t, int64_t step, double *last_s)
 
 /* ---- evaluation and early stopping ---- */
 
-static double stop_value(const struct trainer *t, const struct evaluation *e)
+enum status trainer_share(const struct trainer *t, void *data, size_t bytes)
 {
-    enum stop_metric metric = t->config->eval.stop_metric;
-    return metric == STOP_LOSS ? -e->loss
-           : metric == STOP_F1 ? e->score.all.f1
-                               : e->score.all.exact;
+    char *all = NULL;
+    enum status st = mem_alloc(&all, bytes * (size_t)t->comm->world_size);
+    TRY_GOTO(st, out, comm_agree(t->comm, st));
+    TRY_GOTO(st, out, comm_exchange(t->comm, all, data, bytes));
+    memcpy(data, all, bytes);
+out:
+    mem_free(&all);
+    return st;
 }
 
-/* Rank 0 decides and says so in its next report; the others follow that. */
-static void watch_metric(struct trainer *t, const struct evaluation *e)
+void trainer_watch_gain(struct trainer *t)
 {
-    if (t->config->eval.stop_metric == STOP_NONE || t->comm->rank != 0)
+    if (t->config->eval.stop_metric == STOP_NONE ||
+        t->evaluations_without_gain < t->config->eval.stop_patience)
         return;
-    double value = stop_value(t, e);
-    if (value > t->best_metric) {
-        t->best_metric = value;
-        t->evaluations_without_gain = 0;
-    } else if (++t->evaluations_without_gain >= t->config->eval.stop_patience) {
-        t->stop_wish |= STOP_EARLY;
-        log_info("train", "no better for %" PRId64 " evaluations: stopping",
-                 t->evaluations_without_gain);
+    t->stop |= STOP_EARLY;
+    log_info("train", "no better for %" PRId64 " evaluations: stopping",
+             t->evaluations_without_gain);
+}
+
+/* The score is on rank 0 alone; its decision is everybody's. */
+static enum status watch_metric(struct trainer *t, const struct evaluation *e)
+{
+    if (t->config->eval.stop_metric == STOP_NONE)
+        return ST_OK;
+    struct {
+        double best;
+        int64_t without_gain;
+    } now = {metric_value(t->config->eval.stop_metric, e), 0};
+    if (!(now.best > t->best_metric)) {
+        now.best = t->best_metric;
+        now.without_gain = t->evaluations_without_gain + 1;
     }
+    TRY(trainer_share(t, &now, sizeof now));
+    t->best_metric = now.best;
+    t->evaluations_without_gain = now.without_gain;
+    trainer_watch_gain(t);
+    return ST_OK;
 }
 
 static enum status evaluate_split(struct trainer *t, const struct split *split, const char *name,
-                                  int64_t examples, bool write)
+                                  int64_t examples, bool write, bool *better)
 {
     struct evaluation e = {.split = name, .step = t->steps_done};
     if (t->sampler.steps_per_epoch > 0)
@@ -334,21 +371,26 @@ static enum status evaluate_split(struct trainer *t, const struct split *split, 
     TRY(evaluator_run(t->evaluator, t, split, examples, dir, &e));
     if (t->metrics != NULL)
         TRY(metrics_evaluation(t->metrics, &e));
-    if (split == &t->data->eval)
-        watch_metric(t, &e);
-    return ST_OK;
+    if (split != &t->data->eval)
+        return ST_OK;
+    TRY(watch_metric(t, &e));
+    return checkpointer_evaluated(t->checkpointer, t, &e, better);
 }
 
-static enum status evaluate(struct trainer *t)
+/* @better: the checkpoint of this step is the best so far. */
+static enum status evaluate(struct trainer *t, bool *better)
 {
+    t->evaluation_pending = true;
     const struct split *train = &t->data->train, *eval = &t->data->eval;
     int64_t trained_on = t->config->eval.train_samples;
     TRY(executor_run(&t->executor, PROGRAM_FLUSH, NULL, NULL));
     if (trained_on > 0 && train->count > 0)
         TRY(evaluate_split(t, train, "train",
-                           trained_on < train->examples ? trained_on : train->examples, false));
+                           trained_on < train->examples ? trained_on : train->examples, false,
+                           better));
     if (eval->count > 0)
-        TRY(evaluate_split(t, eval, "eval", eval->examples, true));
+        TRY(evaluate_split(t, eval, "eval", eval->examples, true, better));
+    t->evaluation_pending = false;
     return executor_run(&t->executor, PROGRAM_PROLOGUE, NULL, NULL);
 }
 
@@ -362,37 +404,64 @@ static bool evaluation_due(const struct trainer *t, int64_t done)
     return every > 0 ? done % every == 0 : every == 0 && done % t->sampler.steps_per_epoch == 0;
 }
 
+/* What is due between two steps; none is under way. */
+static enum status between_steps(struct trainer *t, bool evaluates, bool saves)
+{
+    bool better = false;
+    if (evaluates)
+        TRY(evaluate(t, &better));
+    return saves || better ? checkpointer_save(t->checkpointer, t) : ST_OK;
+}
+
 static enum status steps(struct trainer *t)
 {
     double last_s = clock_s();
-    int64_t issued = 0;
+    int64_t issued = t->steps_done;
     while (issued < t->total_steps && t->stop == 0) {
         TRY(issue_step(t, issued, t->signal_flag != NULL ? *t->signal_flag : 0));
         TRY(finish_step(t, issued - 1, &last_s));
         issued++;
-        if (t->stop != 0 || !evaluation_due(t, issued))
+        bool evaluates = evaluation_due(t, issued),
+             saves = checkpointer_due(t->checkpointer, issued);
+        t->evaluation_pending |= evaluates; /* also if a stop comes first */
+        if (t->stop != 0 || !(evaluates || saves))
             continue;
         TRY(finish_step(t, issued - 1, &last_s));
-        TRY(evaluate(t));
+        TRY(between_steps(t, evaluates, saves));
         last_s = clock_s();
     }
     return finish_step(t, issued - 1, &last_s);
+}
+
+/* Before the first step: one that was asked for, or that a signal kept the last run from. */
+static bool evaluation_first(const struct trainer *t)
+{
+    return t->steps_done >= t->total_steps || t->evaluation_pending ||
+           (t->config->eval.before && t->steps_done == 0);
+}
+
+static enum status run_all(struct trainer *t)
+{
+    TRY(executor_run(&t->executor, PROGRAM_PROLOGUE, NULL, NULL));
+    if (evaluation_first(t))
+        TRY(between_steps(t, true, false));
+    TRY(steps(t));
+    TRY(card_grown(t, t->steps_done < 2 ? &t->card.first_steps : &t->card.later));
+    return executor_run(&t->executor, PROGRAM_FLUSH, NULL, NULL);
 }
 
 enum status trainer_run(struct trainer *t, const volatile int *signal_flag)
 {
     t->signal_flag = signal_flag;
     if (t->metrics != NULL)
-        metrics_plan(t->metrics, t->total_steps, t->sampler.steps_per_epoch);
-    TRY(executor_run(&t->executor, PROGRAM_PROLOGUE, NULL, NULL));
-    if (t->config->eval.before || t->total_steps == 0)
-        TRY(evaluate(t));
-    if (t->total_steps > 0)
-        TRY(steps(t));
-    TRY(card_grown(t, t->steps_done < 2 ? &t->card.first_steps : &t->card.later));
+        TRY(metrics_plan(t->metrics, t->total_steps, t->sampler.steps_per_epoch, t->first_step));
+    enum status st = run_all(t);
     if (t->metrics != NULL)
         t->metrics->card = t->card;
-    TRY(executor_run(&t->executor, PROGRAM_FLUSH, NULL, NULL));
+    /* A signal in an evaluation left it between two steps. */
+    if (st != ST_OK && st != ST_INTERRUPTED)
+        return st;
+    TRY(checkpointer_finish(t->checkpointer, t));
     if (t->stop & STOP_SIGNAL)
         return FAIL(INTERRUPTED, "stopped by signal %d after step %" PRId64, t->signal,
                     t->steps_done);

@@ -2,8 +2,9 @@
  * engine/train/trainer.h - one rank's training run.
  *
  * The host issues step k, then looks at the report of step k - 1. All ranks see the same reports
- * and so take the same branch at the same step: stop on a signal that one rank received, stop
- * early, give up on non-finite steps. An evaluation drains the pending report first.
+ * and so take the same branch at the same step: stop on a signal that one rank received, give up
+ * on non-finite steps. An evaluation or a save drains the pending report first; that training stops
+ * early is said right behind the evaluation that shows it.
  *
  *     issue 0 | issue 1, act on 0 | issue 2, act on 1 | act on 2, FLUSH, evaluate, PROLOGUE | ...
  */
@@ -45,7 +46,10 @@ struct trainer {
     int32_t *picked, *sort_scratch; /* owned */
     struct evaluator *evaluator;    /* owned */
     int64_t total_steps;
-    int64_t steps_done; /* whose report was seen */
+    bool resumed;       /* from a checkpoint */
+    int64_t first_step; /* that this run does: 0, or where the checkpoint stood */
+    int64_t steps_done; /* whose report was seen, those before the checkpoint included */
+    int64_t applied;    /* of these, not skipped: AdamW's t */
     struct card_memory card;
     struct trace *trace; /* owned; NULL: no step is traced */
     const char *trace_path;
@@ -54,9 +58,12 @@ struct trainer {
     const volatile int *signal_flag; /* borrowed, may be NULL: trainer_run()'s */
     int stop;                        /* STOP_ bits that all ranks agreed on */
     int signal;
-    int stop_wish; /* STOP_EARLY: rank 0 asks for it in its next report */
     double best_metric;
     int64_t evaluations_without_gain;
+    bool evaluation_pending;           /* due after the last step, and not done yet */
+    struct checkpointer *checkpointer; /* owned; NULL: none is written */
+    int64_t best_step;                 /* of the best checkpoint; -1: none */
+    double best_value;
 };
 
 /**
@@ -87,6 +94,12 @@ MUST_CHECK enum status trainer_run(struct trainer *t, const volatile int *signal
  * Return: ST_OK, also when nothing is asked for; ST_INVALID without training steps.
  */
 MUST_CHECK enum status trainer_trace(struct trainer *t, const struct trace_request *request);
+
+/** trainer_share() - rank 0's @bytes at @data to all ranks, between steps. ST_COMM; ST_MEMORY. */
+MUST_CHECK enum status trainer_share(const struct trainer *t, void *data, size_t bytes);
+
+/** trainer_watch_gain() - stop early if too many evaluations were without gain. */
+void trainer_watch_gain(struct trainer *t);
 
 /** trainer_total_steps() - optimizer steps that a configuration asks for, with @samples samples. */
 int64_t trainer_total_steps(const struct run_config *config, int64_t samples, int world_size);

@@ -11,21 +11,13 @@
 #include "io/safetensors.h"
 
 static const char FILE_NAME[] = "model.safetensors";
-static const char ENCODER[] = "bert.", HEAD[] = "qa_outputs.";
+static const char HEAD[] = "qa_outputs.";
 
 /* ---- ranges of flat parameters --------------------------------------------------------------- */
 
-/* The part of a tensor inside a range of a flat parameter. */
-struct part {
-    int tensor;
-    int64_t tensor_first, count; /* elements */
-    int64_t range_first;         /* where it begins in the range */
-};
-
-/* Calls @visit for every part inside elements [first, first + count) of a unit. */
-static enum status for_each_part(const struct model *m, int unit, int64_t first, int64_t count,
-                                 enum status (*visit)(void *context, struct part part),
-                                 void *context)
+enum status weights_each_part(const struct model *m, int unit, int64_t first, int64_t count,
+                              enum status (*visit)(void *context, struct weights_part part),
+                              void *context)
 {
     const struct model_unit *u = &m->units[unit];
     for (int i = u->first_param; i < u->first_param + u->param_count; i++) {
@@ -36,10 +28,11 @@ static enum status for_each_part(const struct model *m, int unit, int64_t first,
             int64_t end = start + piece->numel, stop = first + count;
             int64_t to = end < stop ? end : stop;
             if (from < to)
-                TRY(visit(context, (struct part){.tensor = piece->tensor,
-                                                 .tensor_first = piece->tensor_first + from - start,
-                                                 .count = to - from,
-                                                 .range_first = from - first}));
+                TRY(visit(context,
+                          (struct weights_part){.tensor = piece->tensor,
+                                                .tensor_first = piece->tensor_first + from - start,
+                                                .count = to - from,
+                                                .range_first = from - first}));
         }
     }
     return ST_OK;
@@ -168,16 +161,17 @@ static bool old_norm_name(char out[PARAM_NAME_BYTES], const char *name)
     return false;
 }
 
+/* "FAMILY.NAME" may also stand there as "NAME". */
 static const struct safetensors_tensor *find_tensor(const struct safetensors *file,
-                                                    const char *name)
+                                                    const char *name, const char *family)
 {
     char old[PARAM_NAME_BYTES];
     const char *names[] = {name, old_norm_name(old, name) ? old : NULL};
+    size_t prefix = strlen(family);
     for (int i = 0; i < 2 && names[i] != NULL; i++) {
         const struct safetensors_tensor *t = safetensors_find(file, names[i]);
-        size_t prefix = sizeof ENCODER - 1;
-        if (t == NULL && strncmp(names[i], ENCODER, prefix) == 0)
-            t = safetensors_find(file, names[i] + prefix);
+        if (t == NULL && strncmp(names[i], family, prefix) == 0 && names[i][prefix] == '.')
+            t = safetensors_find(file, names[i] + prefix + 1);
         if (t != NULL)
             return t;
     }
@@ -223,7 +217,7 @@ static enum status match_tensors(struct loader *l)
     TRY(mem_alloc(&l->found, sizeof(void *) * (size_t)m->tensor_count));
     for (int i = 0; i < m->tensor_count; i++) {
         const struct model_tensor *want = &m->tensors[i];
-        l->found[i] = find_tensor(&l->file, want->name);
+        l->found[i] = find_tensor(&l->file, want->name, m->family);
         if (l->found[i] != NULL)
             TRY(check_shape(l, want, l->found[i]));
         else
@@ -248,7 +242,7 @@ struct read_range {
     float *out;
 };
 
-static enum status read_part(void *context, struct part part)
+static enum status read_part(void *context, struct weights_part part)
 {
     const struct read_range *r = context;
     const struct safetensors_tensor *from = r->loader->found[part.tensor];
@@ -278,7 +272,7 @@ static enum status load_range(void *context, int unit, float *out, int64_t first
     else
         memset(out, 0, sizeof *out * (size_t)count);
     struct read_range r = {l, out};
-    return for_each_part(m, unit, first, count, read_part, &r);
+    return weights_each_part(m, unit, first, count, read_part, &r);
 }
 
 static enum status open_file(struct safetensors *file, const char *dir)
@@ -370,7 +364,7 @@ static enum status join_save(struct saver *s, const char *dir)
                                              s->t->setup.model.tensor_count));
 }
 
-static enum status write_part(void *context, struct part part)
+static enum status write_part(void *context, struct weights_part part)
 {
     struct saver *s = context;
     return safetensors_write_range(&s->writer, part.tensor, part.tensor_first, part.count,
@@ -390,7 +384,7 @@ static enum status write_shards(struct saver *s)
             TRY(device_copy(stream, s->staging, view.master + done,
                             sizeof *s->staging * (size_t)n));
             TRY(stream_sync(stream));
-            TRY(for_each_part(&t->setup.model, u, own + done, n, write_part, s));
+            TRY(weights_each_part(&t->setup.model, u, own + done, n, write_part, s));
         }
     }
     return safetensors_sync(&s->writer);

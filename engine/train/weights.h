@@ -19,6 +19,18 @@
 
 C_BEGIN
 
+/* The part of a model_tensor inside a range of a unit's flat parameter. */
+struct weights_part {
+    int tensor;
+    int64_t tensor_first, count; /* elements */
+    int64_t range_first;         /* where it begins in the range */
+};
+
+/** weights_each_part() - @visit every part in elements [first, first + count) of a unit. */
+MUST_CHECK enum status
+weights_each_part(const struct model *m, int unit, int64_t first, int64_t count,
+                  enum status (*visit)(void *context, struct weights_part part), void *context);
+
 /* Gives elements [first, first + count) of a unit's flat parameter; gaps get zeros. */
 struct weights_source {
     enum status (*fill)(void *context, int unit, float *out, int64_t first, int64_t count);
@@ -35,9 +47,10 @@ MUST_CHECK enum status weights_init(struct trainer *t);
  * weights_load() - the weights in @dir/model.safetensors; F32, F16 or BF16. Collective: all ranks
  * end with the same status.
  *
- * Names may lack "bert." in front, and LayerNorm may have gamma and beta for weight and bias. If
- * qa_outputs is missing (an encoder that was only pretrained) its random initial values stay, with
- * a warning. Tensors that the model does not have are ignored and named in one line.
+ * Names may lack the family ("bert.", "distilbert.") in front, and LayerNorm may have gamma and
+ * beta for weight and bias. If qa_outputs is missing (an encoder that was only pretrained) its
+ * random initial values stay, with a warning. Tensors that the model does not have are ignored and
+ * named in one line.
  *
  * Return: ST_OK; ST_INVALID (another tensor is missing: all of them are named; a shape or a size
  * in config.json differs from the configuration's); ST_IO; ST_CORRUPT; ST_UNSUPPORTED.

@@ -1,4 +1,4 @@
-#include "tests/support/bert_small.h"
+#include "tests/support/small_model.h"
 
 #include <math.h>
 #include <string.h>
@@ -7,11 +7,33 @@
 #include "tests/support/support.h"
 
 enum { ROUNDINGS = 8 };
-static const char golden_path[] = "tests/data/golden/bert_small.safetensors.gz";
+
+enum model_family small_family;
+
+/* By family. */
+static const char *const golden_path[] = {"tests/data/golden/bert_small.safetensors.gz",
+                                          "tests/data/golden/distilbert_small.safetensors.gz"};
+static const char *const key_bias[] = {"attention.self.key.bias", "attention.k_lin.bias"};
+static const char *const last_norm_bias[] = {
+    "bert.encoder.layer.1.output.LayerNorm.bias",
+    "distilbert.transformer.layer.1.output_layer_norm.bias"};
+
+int small_tests_run(const struct CMUnitTest *tests, size_t count)
+{
+    static const enum model_family families[] = {FAMILY_BERT, FAMILY_DISTILBERT};
+    int failed = 0;
+    for (size_t i = 0; i < sizeof families / sizeof *families; i++) {
+        small_family = families[i];
+        failed +=
+            _cmocka_run_group_tests(model_family_name(small_family), tests, count, NULL, NULL);
+    }
+    return failed;
+}
 
 void small_config(struct run_config *c)
 {
     config_defaults(c);
+    c->model.family = small_family;
     c->model.vocab_size = VOCAB;
     c->model.hidden = HIDDEN;
     c->model.layers = LAYERS;
@@ -24,7 +46,7 @@ void small_config(struct run_config *c)
     c->train.precision = PRECISION_FP32;
 }
 
-void small_batch(struct bert_small *f, bool padded, int64_t rows)
+void small_batch(struct small_model *f, bool padded, int64_t rows)
 {
     int32_t lengths[SEQUENCES], kv_len[SEQUENCES], start[SEQUENCES], end[SEQUENCES];
     int32_t token[SEQUENCES * PADDED], type[SEQUENCES * PADDED];
@@ -54,7 +76,7 @@ void small_batch(struct bert_small *f, bool padded, int64_t rows)
     f->run.host.inv_count = 1.0f / SEQUENCES;
 }
 
-static void load_weights(struct bert_small *f)
+static void load_weights(struct small_model *f)
 {
     for (int i = 0; i < f->run.model.tensor_count; i++) {
         const char *name = f->run.model.tensors[i].name;
@@ -62,15 +84,15 @@ static void load_weights(struct bert_small *f)
     }
 }
 
-static void open_model(struct bert_small *f, const struct run_config *config)
+static void open_model(struct small_model *f, const struct run_config *config)
 {
     const struct micro_dims dims = {SEQUENCES * PADDED + 20, SEQUENCES, PADDED};
     memset(f, 0, sizeof *f);
-    golden_open(&f->golden, golden_path);
+    golden_open(&f->golden, golden_path[config->model.family]);
     model_run_open(&f->run, config, dims);
 }
 
-void small_open_with(struct bert_small *f, const struct run_config *config, bool padded,
+void small_open_with(struct small_model *f, const struct run_config *config, bool padded,
                      int64_t rows)
 {
     open_model(f, config);
@@ -78,41 +100,41 @@ void small_open_with(struct bert_small *f, const struct run_config *config, bool
     small_batch(f, padded, rows);
 }
 
-void small_open_random(struct bert_small *f, const struct run_config *config, uint64_t seed)
+void small_open_random(struct small_model *f, const struct run_config *config, uint64_t seed)
 {
     open_model(f, config);
     model_run_init(&f->run, seed);
     small_batch(f, false, 0);
 }
 
-void small_open(struct bert_small *f, bool padded)
+void small_open(struct small_model *f, bool padded)
 {
     struct run_config config;
     small_config(&config);
     small_open_with(f, &config, padded, 0);
 }
 
-void small_close(struct bert_small *f)
+void small_close(struct small_model *f)
 {
     run_batch_release(&f->batch);
     model_run_release(&f->run);
     golden_release(&f->golden);
 }
 
-void small_step(struct bert_small *f)
+void small_step(struct small_model *f)
 {
     model_run_forward(&f->run, &f->batch, true);
     model_run_backward(&f->run, &f->batch, false);
 }
 
-void small_tensor(struct bert_small *f, enum run_kind kind, int tensor, float **values)
+void small_tensor(struct small_model *f, enum run_kind kind, int tensor, float **values)
 {
     const struct model_tensor *t = &f->run.model.tensors[tensor];
     assert_ok(mem_alloc(values, sizeof(float) * (size_t)(t->shape[0] * t->shape[1])));
     model_run_get_tensor(&f->run, kind, t->name, *values);
 }
 
-void small_slot(struct bert_small *f, int slot, float **values)
+void small_slot(struct small_model *f, int slot, float **values)
 {
     const struct model_slot *s = &f->run.model.slots[slot];
     int64_t n = f->batch.q.rows * s->columns;
@@ -122,17 +144,16 @@ void small_slot(struct bert_small *f, int slot, float **values)
 
 bool small_no_gradient(const char *name)
 {
-    return strstr(name, "attention.self.key.bias") != NULL ||
-           strcmp(name, "qa_outputs.bias") == 0 ||
-           strcmp(name, "bert.encoder.layer.1.output.LayerNorm.bias") == 0;
+    return strstr(name, key_bias[small_family]) != NULL || strcmp(name, "qa_outputs.bias") == 0 ||
+           strcmp(name, last_norm_bias[small_family]) == 0;
 }
 
-const char *small_mode(const struct bert_small *f)
+const char *small_mode(const struct small_model *f)
 {
     return f->padded ? "padded" : "packed";
 }
 
-double small_tolerance(const struct bert_small *f, const char *what)
+double small_tolerance(const struct small_model *f, const char *what)
 {
     double rounding =
         golden_value(golden_tensor(&f->golden, "rounding.%s.%s", small_mode(f), what), 0);
@@ -145,7 +166,7 @@ void small_check(const char *what, double error, double allowed)
         fail_msg("%s: error %.3g, allowed %.3g", what, error, allowed);
 }
 
-void small_check_gradients(struct bert_small *f)
+void small_check_gradients(struct small_model *f)
 {
     double largest = 0.0; /* of all gradients: the scale of noise */
     for (int i = 0; i < f->run.model.tensor_count; i++) {

@@ -1,19 +1,19 @@
 /*
- * BERT against PyTorch's numbers, and its gradient against its own loss.
+ * The small models against PyTorch's numbers, and their gradient against their own loss.
  */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "engine/base/arena.h"
-#include "tests/support/bert_small.h"
+#include "tests/support/small_model.h"
 #include "tests/support/support.h"
 
 enum { STEPS = 5 };
 
 /* ---- against the reference ------------------------------------------------------------------- */
 
-static void check_activations(struct bert_small *f)
+static void check_activations(struct small_model *f)
 {
     float *values = NULL;
     for (int k = 0; k <= LAYERS; k++) {
@@ -34,7 +34,7 @@ static void check_activations(struct bert_small *f)
 
 static void check_reference(bool padded)
 {
-    struct bert_small f;
+    struct small_model f;
     small_open(&f, padded);
     model_run_forward(&f.run, &f.batch, true);
     check_activations(&f);
@@ -78,7 +78,7 @@ static struct optim_hyper golden_hyper(void)
  * an update is a ratio of two moments, so a small gradient's relative error passes undamped. */
 static void check_training(bool padded)
 {
-    struct bert_small f;
+    struct small_model f;
     struct optim_hyper hyper = golden_hyper();
     small_open(&f, padded);
     for (int step = 0; step < STEPS; step++) {
@@ -123,7 +123,7 @@ static void five_adamw_steps_padded_match_transformers(void **state)
 /* ---- the gradient is the loss's -------------------------------------------------------------- */
 
 /* Move every parameter by @step times the direction of its index in @directions. */
-static void move_weights(struct bert_small *f, float **origins, float **directions, float step)
+static void move_weights(struct small_model *f, float **origins, float **directions, float step)
 {
     for (int i = 0; i < f->run.model.tensor_count; i++) {
         const struct model_tensor *t = &f->run.model.tensors[i];
@@ -137,7 +137,7 @@ static void move_weights(struct bert_small *f, float **origins, float **directio
     }
 }
 
-static double loss_at(struct bert_small *f, float **origins, float **directions, float step)
+static double loss_at(struct small_model *f, float **origins, float **directions, float step)
 {
     move_weights(f, origins, directions, step);
     model_run_forward(&f->run, &f->batch, true);
@@ -150,11 +150,12 @@ static void gradient_is_the_slope_of_the_loss_with_dropout(void **state)
     (void)state;
     enum { MAX_TENSORS = 64 };
     struct run_config config;
-    struct bert_small f;
+    struct small_model f;
     float *origins[MAX_TENSORS] = {0}, *directions[MAX_TENSORS] = {0};
     uint64_t random = test_seed();
     small_config(&config);
     config.model.hidden_dropout = config.model.attention_dropout = 0.2;
+    config.model.qa_dropout = 0.3;
     small_open_with(&f, &config, false, 0);
     small_step(&f);
     int tensors = f.run.model.tensor_count;
@@ -193,5 +194,5 @@ int main(void)
         cmocka_unit_test(five_adamw_steps_padded_match_transformers),
         cmocka_unit_test(gradient_is_the_slope_of_the_loss_with_dropout),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return SMALL_TESTS_RUN(tests);
 }

@@ -1,9 +1,4 @@
-#include "engine/model/bert.h"
-
-#include <stdio.h>
-#include <string.h>
-
-enum { TAIL_BYTES = 48 }; /* of a parameter's name, behind the block's number */
+#include "engine/model/encoder.h"
 
 /* Parameters of a block, decayed first; the order of block_params(). */
 enum {
@@ -140,9 +135,12 @@ static struct tensor grad(const struct block *k, int i)
 
 static struct dropout dropout(const struct block *k, enum dropout_site site)
 {
-    bool attention = site == SITE_ATTENTION;
-    struct dropout d = {attention ? k->m->dims.attention_dropout : k->m->dims.hidden_dropout,
-                        bert_layer_site(1 + k->u->index, site), k->call->state};
+    struct dropout d = {k->m->dims.hidden_dropout, encoder_layer_site(1 + k->u->index, site),
+                        k->call->state};
+    if (site == SITE_ATTENTION)
+        d.p = k->m->dims.attention_dropout;
+    if (site == SITE_ATTENTION_OUTPUT)
+        d.p = k->m->dims.projection_dropout;
     return d;
 }
 
@@ -246,37 +244,33 @@ static enum status backward(const struct model *m, const struct model_unit *u,
     return ST_OK;
 }
 
-static const char *block_name(char out[PARAM_NAME_BYTES], int index, const char *tail)
-{
-    ASSERT(strlen(tail) < TAIL_BYTES);
-    snprintf(out, PARAM_NAME_BYTES, "bert.encoder.layer.%d.%.*s", index, TAIL_BYTES, tail);
-    return out;
-}
-
-static void whole(struct model_builder *b, int index, const char *tail, int64_t rows,
-                  int64_t columns, enum param_init init, bool decay)
+static void whole(struct model_builder *b, const struct encoder_family *f, int index,
+                  const char *layer, const char *kind, int64_t rows, int64_t columns,
+                  enum param_init init)
 {
     char name[PARAM_NAME_BYTES];
-    builder_whole(b, block_name(name, index, tail), rows, columns, init, decay);
+    builder_name(name, "%s.%d.%s", f->block, index, layer);
+    encoder_whole(b, name, kind, rows, columns, init);
 }
 
 /* Query, key and value of one kind as one parameter. */
-static void fused(struct model_builder *b, int index, const char *kind, int64_t columns,
-                  enum param_init init, bool decay)
+static void fused(struct model_builder *b, const struct encoder_family *f, int index,
+                  const char *kind, int64_t columns, enum param_init init)
 {
-    static const char *const part[] = {"query", "key", "value"};
+    const char *const part[] = {f->query, f->key, f->value};
     int64_t C = b->model->dims.hidden;
-    char tail[TAIL_BYTES], name[PARAM_NAME_BYTES];
-    snprintf(tail, sizeof tail, "attention.self.qkv.%s", kind);
-    builder_param(b, block_name(name, index, tail), 3 * C, columns, decay);
+    char name[PARAM_NAME_BYTES];
+    builder_name(name, "%s.%d.%s.%s", f->block, index, f->qkv, kind);
+    builder_param(b, name, 3 * C, columns, columns > 0);
     for (int i = 0; i < 3; i++) {
-        snprintf(tail, sizeof tail, "attention.self.%s.%s", part[i], kind);
-        int tensor = builder_tensor(b, block_name(name, index, tail), C, columns, init);
+        builder_name(name, "%s.%d.%s.%s", f->block, index, part[i], kind);
+        int tensor = builder_tensor(b, name, C, columns, init);
         builder_piece(b, tensor, 0, C * (columns > 0 ? columns : 1));
     }
 }
 
-void bert_block(struct model_builder *b, int index, int act_in, int act_out)
+void encoder_block(struct model_builder *b, const struct encoder_family *f, int index, int act_in,
+                   int act_out)
 {
     int64_t C = b->model->dims.hidden, F = b->model->dims.ffn;
     builder_unit(b, "block",
@@ -292,16 +286,16 @@ void bert_block(struct model_builder *b, int index, int act_in, int act_out)
                                      .backward_scratch_bytes = backward_scratch_bytes,
                                      .forward = forward,
                                      .backward = backward});
-    fused(b, index, "weight", C, INIT_NORMAL, true);
-    whole(b, index, "attention.output.dense.weight", C, C, INIT_NORMAL, true);
-    whole(b, index, "intermediate.dense.weight", F, C, INIT_NORMAL, true);
-    whole(b, index, "output.dense.weight", C, F, INIT_NORMAL, true);
-    fused(b, index, "bias", 0, INIT_ZERO, false);
-    whole(b, index, "attention.output.dense.bias", C, 0, INIT_ZERO, false);
-    whole(b, index, "attention.output.LayerNorm.weight", C, 0, INIT_ONE, false);
-    whole(b, index, "attention.output.LayerNorm.bias", C, 0, INIT_ZERO, false);
-    whole(b, index, "intermediate.dense.bias", F, 0, INIT_ZERO, false);
-    whole(b, index, "output.dense.bias", C, 0, INIT_ZERO, false);
-    whole(b, index, "output.LayerNorm.weight", C, 0, INIT_ONE, false);
-    whole(b, index, "output.LayerNorm.bias", C, 0, INIT_ZERO, false);
+    fused(b, f, index, "weight", C, INIT_NORMAL);
+    whole(b, f, index, f->projection, "weight", C, C, INIT_NORMAL);
+    whole(b, f, index, f->fc1, "weight", F, C, INIT_NORMAL);
+    whole(b, f, index, f->fc2, "weight", C, F, INIT_NORMAL);
+    fused(b, f, index, "bias", 0, INIT_ZERO);
+    whole(b, f, index, f->projection, "bias", C, 0, INIT_ZERO);
+    whole(b, f, index, f->norm1, "weight", C, 0, INIT_ONE);
+    whole(b, f, index, f->norm1, "bias", C, 0, INIT_ZERO);
+    whole(b, f, index, f->fc1, "bias", F, 0, INIT_ZERO);
+    whole(b, f, index, f->fc2, "bias", C, 0, INIT_ZERO);
+    whole(b, f, index, f->norm2, "weight", C, 0, INIT_ONE);
+    whole(b, f, index, f->norm2, "bias", C, 0, INIT_ZERO);
 }

@@ -1,17 +1,17 @@
 /*
- * BERT cut in other ways: split tables, recomputed blocks, rows of no sequence, empty and several
- * micro-batches, frozen parameters. Equal to the bit where the arithmetic is the same.
+ * The small models cut in other ways: split tables, recomputed blocks, rows of no sequence, empty
+ * and several micro-batches, frozen parameters. Equal to the bit where the arithmetic is the same.
  */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "engine/base/arena.h"
-#include "tests/support/bert_small.h"
+#include "tests/support/small_model.h"
 #include "tests/support/support.h"
 
 /* Loss, logits of the first @rows rows and all gradients. */
-static void assert_same_results(struct bert_small *a, struct bert_small *b, int64_t rows)
+static void assert_same_results(struct small_model *a, struct small_model *b, int64_t rows)
 {
     float *x = NULL, *y = NULL;
     double loss_a = model_run_report(&a->run).loss_sum, loss_b = model_run_report(&b->run).loss_sum;
@@ -36,9 +36,9 @@ static void splitting_the_word_table_changes_no_bit(void **state)
     (void)state;
     const int64_t limits[] = {128, 1000, 97 * HIDDEN - 1};
     struct run_config config;
-    struct bert_small whole, split;
+    struct small_model whole, split;
     small_config(&config);
-    config.model.hidden_dropout = config.model.attention_dropout = 0.1;
+    config.model.hidden_dropout = config.model.attention_dropout = config.model.qa_dropout = 0.1;
     small_open_with(&whole, &config, false, 0);
     small_step(&whole);
     assert_int_equal(whole.run.model.unit_count, 1 + 1 + LAYERS + 1);
@@ -58,9 +58,9 @@ static void recomputed_blocks_give_the_same_bits(void **state)
 {
     (void)state;
     struct run_config config;
-    struct bert_small kept, again;
+    struct small_model kept, again;
     small_config(&config);
-    config.model.hidden_dropout = config.model.attention_dropout = 0.1;
+    config.model.hidden_dropout = config.model.attention_dropout = config.model.qa_dropout = 0.1;
     small_open_with(&kept, &config, false, 0);
     small_open_with(&again, &config, false, 0);
     again.run.recompute = true;
@@ -74,12 +74,14 @@ static void recomputed_blocks_give_the_same_bits(void **state)
 /* What each dropout of a step was keyed by. */
 static struct {
     uint32_t site[32];
+    float p[32];
     int count;
 } dropouts;
 
 static void record(struct dropout drop)
 {
     assert_true(dropouts.count < 32);
+    dropouts.p[dropouts.count] = drop.p;
     dropouts.site[dropouts.count++] = drop.layer_site;
 }
 
@@ -110,27 +112,49 @@ static enum status record_residual(struct stream *s, struct tensor out, struct t
     return ops_cpu.residual_norm_forward(s, out, z, stats, x, y, gamma, beta, q, eps, drop);
 }
 
-/* Two dropouts with one key would drop the same elements. */
+static enum status record_head(struct stream *s, struct tensor out, struct tensor x,
+                               const struct sequences *q, struct dropout drop)
+{
+    record(drop);
+    return ops_cpu.dropout_apply(s, out, x, q, drop);
+}
+
+static void check_dropout(int i, uint32_t layer, enum dropout_site site, double p)
+{
+    assert_int_equal(dropouts.site[i], layer << 8 | site);
+    assert_true(dropouts.p[i] == (float)p);
+}
+
+/* Two dropouts with one key would drop the same elements. DistilBERT has none behind attention. */
 static void every_dropout_has_its_own_layer_and_site(void **state)
 {
     (void)state;
-    struct bert_small f;
+    struct small_model f;
+    struct run_config config;
     struct ops recording = ops_cpu;
+    double behind_attention = small_family == FAMILY_DISTILBERT ? 0.0 : 0.1;
+    small_config(&config);
+    config.model.hidden_dropout = 0.1;
+    config.model.attention_dropout = 0.2;
+    config.model.qa_dropout = 0.3;
     recording.embedding_norm_forward = record_embedding;
     recording.attention_forward = record_attention;
     recording.residual_norm_forward = record_residual;
-    small_open(&f, false);
+    recording.dropout_apply = record_head;
+    small_open_with(&f, &config, false, 0);
     const struct ops *compute = f.run.device->compute;
     f.run.device->compute = &recording;
     dropouts.count = 0;
     model_run_forward(&f.run, &f.batch, true);
     f.run.device->compute = compute;
-    assert_int_equal(dropouts.count, 1 + 3 * LAYERS);
-    assert_int_equal(dropouts.site[0], SITE_EMBEDDING);
-    for (int i = 0; i < 3 * LAYERS; i++) {
-        const enum dropout_site site[] = {SITE_ATTENTION, SITE_ATTENTION_OUTPUT, SITE_FFN_OUTPUT};
-        assert_int_equal(dropouts.site[1 + i], (1 + i / 3) << 8 | (int)site[i % 3]);
+    assert_int_equal(dropouts.count, 1 + 3 * LAYERS + 1);
+    check_dropout(0, 0, SITE_EMBEDDING, 0.1);
+    for (int i = 0; i < LAYERS; i++) {
+        check_dropout(3 * i + 1, (uint32_t)i + 1, SITE_ATTENTION, 0.2);
+        check_dropout(3 * i + 2, (uint32_t)i + 1, SITE_ATTENTION_OUTPUT, behind_attention);
+        check_dropout(3 * i + 3, (uint32_t)i + 1, SITE_FFN_OUTPUT, 0.1);
     }
+    check_dropout(3 * LAYERS + 1, LAYERS + 1, SITE_HEAD, 0.3);
     small_close(&f);
 }
 
@@ -139,7 +163,7 @@ static void recompute_works_when_ffn_is_narrower_than_hidden(void **state)
 {
     (void)state;
     struct run_config config;
-    struct bert_small f;
+    struct small_model f;
     small_config(&config);
     config.model.ffn = 8;
     small_open_random(&f, &config, 5);
@@ -157,7 +181,7 @@ static void rows_of_no_sequence_contribute_nothing(void **state)
 {
     (void)state;
     struct run_config config;
-    struct bert_small exact, rounded_up;
+    struct small_model exact, rounded_up;
     float *x = NULL, *y = NULL;
     small_config(&config);
     small_open_with(&exact, &config, false, 0);
@@ -185,7 +209,7 @@ static void empty_micro_batch_gives_zero_gradients(void **state)
 {
     (void)state;
     const int32_t none[1] = {0};
-    struct bert_small f;
+    struct small_model f;
     small_open(&f, false);
     run_batch_release(&f.batch);
     for (int rows = 0; rows <= 128; rows += 128) {
@@ -208,7 +232,7 @@ static void empty_micro_batch_gives_zero_gradients(void **state)
 static void second_micro_batch_adds_its_gradients(void **state)
 {
     (void)state;
-    struct bert_small once, twice;
+    struct small_model once, twice;
     small_open(&once, false);
     small_open(&twice, false);
     small_step(&once);
@@ -235,21 +259,29 @@ static void second_micro_batch_adds_its_gradients(void **state)
 static void frozen_parameters_get_zeros_and_the_rest_the_same_bits(void **state)
 {
     (void)state;
+    static const struct {
+        const char *freeze, *first, *second; /* the latter two: parts of names */
+    } cases[] = {
+        [FAMILY_BERT] = {"bert.embeddings, bert.encoder.layer.0.output,"
+                         "bert.encoder.layer.1.attention.self,qa_outputs.weight",
+                         "layer.0.output", "layer.1.attention.self"},
+        [FAMILY_DISTILBERT] = {"distilbert.embeddings, distilbert.transformer.layer.0.ffn,"
+                               "distilbert.transformer.layer.1.attention,qa_outputs.weight",
+                               "layer.0.ffn", "layer.1.attention"},
+    };
     struct run_config config;
-    struct bert_small all, some;
+    struct small_model all, some;
     small_config(&config);
     small_open_with(&all, &config, false, 0);
-    snprintf(config.train.freeze, sizeof config.train.freeze, "%s",
-             "bert.embeddings, bert.encoder.layer.0.output,bert.encoder.layer.1.attention.self,"
-             "qa_outputs.weight");
+    snprintf(config.train.freeze, sizeof config.train.freeze, "%s", cases[small_family].freeze);
     small_open_with(&some, &config, false, 0);
     small_step(&all);
     small_step(&some);
     for (int p = 0; p < all.run.model.param_count; p++) {
         const struct model_param *param = &some.run.model.params[p];
         bool frozen = strstr(param->name, "embeddings") != NULL ||
-                      strstr(param->name, "layer.0.output") != NULL ||
-                      strstr(param->name, "layer.1.attention.self") != NULL ||
+                      strstr(param->name, cases[small_family].first) != NULL ||
+                      strstr(param->name, cases[small_family].second) != NULL ||
                       strcmp(param->name, "qa_outputs.weight") == 0;
         assert_int_equal(param->frozen, frozen);
         if (param->unit < 2) /* wholly frozen: nothing is written */
@@ -275,5 +307,5 @@ int main(void)
         cmocka_unit_test(second_micro_batch_adds_its_gradients),
         cmocka_unit_test(frozen_parameters_get_zeros_and_the_rest_the_same_bits),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return SMALL_TESTS_RUN(tests);
 }

@@ -1,0 +1,268 @@
+#include "engine/train/checkpoint.h"
+
+#include <inttypes.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "engine/base/file.h"
+#include "engine/base/log.h"
+#include "engine/train/checkpoint_state.h"
+#include "engine/train/weights.h"
+#include "io/checkpoint.h"
+
+enum { STAGING_NUMEL = CHECKPOINT_CHUNK_BYTES / 4 };
+
+enum status checkpoint_frozen_tensors(bool **out, const struct model *m)
+{
+    TRY(mem_alloc(out, sizeof **out * (size_t)m->tensor_count));
+    for (int i = 0; i < m->param_count; i++)
+        for (int k = 0; k < m->params[i].piece_count; k++)
+            (*out)[m->params[i].piece[k].tensor] = m->params[i].frozen;
+    return ST_OK;
+}
+
+/* ---- one checkpoint -------------------------------------------------------------------------- */
+
+struct loader {
+    struct trainer *t;
+    struct checkpoint file;
+    struct checkpoint_reader reader;
+    bool *frozen;    /* owned; by model_tensor */
+    float *staging;  /* owned, pinned */
+    const char *now; /* the state being read */
+    float *out;      /* where the range goes */
+};
+
+static enum status check_tensor(const struct loader *l, const struct model_tensor *want,
+                                bool frozen)
+{
+    static const char *const states[] = {"master", "adam_m", "adam_v"};
+    const struct checkpoint_tensor *got = checkpoint_find(&l->file, want->name);
+    if (got == NULL)
+        return FAIL(INVALID, "%s: tensor %s of this model is missing", l->file.path, want->name);
+    bool equal = want->dims == got->dims;
+    for (int i = 0; i < want->dims && equal; i++)
+        equal = want->shape[i] == got->shape[i];
+    if (!equal)
+        return FAIL(INVALID, "%s: tensor %s has another shape than in this model", l->file.path,
+                    want->name);
+    for (int i = 0; i < (frozen ? 1 : 3); i++)
+        if (!checkpoint_has_state(got, states[i]))
+            return FAIL(INVALID, "%s: tensor %s has no %s", l->file.path, want->name, states[i]);
+    return ST_OK;
+}
+
+static enum status check_tensors(const struct loader *l)
+{
+    const struct model *m = &l->t->setup.model;
+    for (int i = 0; i < m->tensor_count; i++)
+        TRY(check_tensor(l, &m->tensors[i], l->frozen[i]));
+    if (l->file.tensor_count > m->tensor_count)
+        return FAIL(INVALID, "%s: %d tensors, but this model has %d", l->file.path,
+                    l->file.tensor_count, m->tensor_count);
+    return ST_OK;
+}
+
+static enum status read_part(void *context, struct weights_part part)
+{
+    struct loader *l = context;
+    if (l->frozen[part.tensor] && strcmp(l->now, "master") != 0)
+        return ST_OK;
+    return checkpoint_read_range(&l->reader, l->now, l->t->setup.model.tensors[part.tensor].name,
+                                 part.tensor_first, part.count, l->out + part.range_first);
+}
+
+/* Padding, and the moments of frozen tensors, are zeros. */
+static enum status read_range(struct loader *l, const char *state, int unit, float *out,
+                              int64_t first, int64_t count)
+{
+    memset(out, 0, sizeof *out * (size_t)count);
+    l->now = state;
+    l->out = out;
+    return weights_each_part(&l->t->setup.model, unit, first, count, read_part, l);
+}
+
+static enum status read_master(void *context, int unit, float *out, int64_t first, int64_t count)
+{
+    return read_range(context, "master", unit, out, first, count);
+}
+
+static enum status load_moment(struct loader *l, const char *state, int unit, float *whole,
+                               float *own)
+{
+    const struct layout_unit *u = &l->t->setup.layout.units[unit];
+    struct stream *s = &l->t->device->streams[STREAM_COMPUTE];
+    int64_t first = whole != NULL ? 0 : l->t->comm->rank * u->shard_numel;
+    int64_t numel = whole != NULL ? u->padded_numel : u->shard_numel;
+    float *at = whole != NULL ? whole : own;
+    for (int64_t done = 0; done < numel; done += STAGING_NUMEL) {
+        int64_t n = numel - done < STAGING_NUMEL ? numel - done : STAGING_NUMEL;
+        TRY(read_range(l, state, unit, l->staging, first + done, n));
+        TRY(device_copy(s, at + done, l->staging, sizeof *at * (size_t)n));
+        TRY(stream_sync(s));
+    }
+    return ST_OK;
+}
+
+static enum status load_tensors(struct loader *l)
+{
+    TRY(weights_fill(l->t, &(struct weights_source){read_master, l}));
+    for (int u = 0; u < l->t->setup.model.unit_count; u++) {
+        struct shard_view view = executor_shard(&l->t->executor, u);
+        if (view.adam_m == NULL)
+            continue;
+        TRY(load_moment(l, "adam_m", u, view.adam_m_whole, view.adam_m));
+        TRY(load_moment(l, "adam_v", u, view.adam_v_whole, view.adam_v));
+    }
+    return ST_OK;
+}
+
+/* The trainer stands where the saved one stood; AGREE goes on from t. */
+static enum status take_state(struct trainer *t, const struct training_state *state)
+{
+    struct stream *s = &t->device->streams[STREAM_COMPUTE];
+    char *on_device = executor_shared(&t->executor, SHARED_STATE);
+    int64_t *host = &t->slots[0].result->t; /* pinned */
+    *host = state->t;
+    TRY(device_copy(s, on_device + offsetof(struct step_state, t), host, sizeof *host));
+    TRY(stream_sync(s));
+    t->resumed = true;
+    t->steps_done = t->first_step = state->step;
+    t->applied = state->t;
+    t->skipped_in_row = (int)state->skipped_in_row;
+    t->best_metric = state->best_metric;
+    t->evaluations_without_gain = state->evaluations_without_gain;
+    t->evaluation_pending = state->evaluation_pending;
+    t->best_step = state->best_step;
+    t->best_value = state->best_value;
+    trainer_watch_gain(t);
+    return ST_OK;
+}
+
+static enum status load(struct trainer *t, const char *path)
+{
+    enum status st;
+    struct loader l = {.t = t};
+    struct training_state state;
+    TRY_GOTO(st, out, checkpoint_open(&l.file, path));
+    TRY_GOTO(st, out, training_state_read(&state, l.file.training, t, path));
+    if (state.step != l.file.step)
+        TRY_GOTO(st, out,
+                 FAIL(CORRUPT, "%s: step %" PRId64 ", but its training state is of step %" PRId64,
+                      path, l.file.step, state.step));
+    TRY_GOTO(st, out, checkpoint_frozen_tensors(&l.frozen, &t->setup.model));
+    TRY_GOTO(st, out, check_tensors(&l));
+    TRY_GOTO(st, out, checkpoint_reader_open(&l.reader, &l.file));
+    TRY_GOTO(st, out,
+             device_alloc_host(t->device, (void **)&l.staging, sizeof *l.staging * STAGING_NUMEL));
+    TRY_GOTO(st, out, load_tensors(&l));
+    TRY_GOTO(st, out, take_state(t, &state));
+out:
+    device_free_host(t->device, (void **)&l.staging);
+    checkpoint_reader_close(&l.reader);
+    mem_free(&l.frozen);
+    checkpoint_close(&l.file);
+    return st;
+}
+
+static enum status load_agreed(struct trainer *t, const char *path)
+{
+    double begun = clock_s();
+    TRY(comm_agree(t->comm, load(t, path)));
+    if (t->comm->rank == 0)
+        log_info("checkpoint", "going on from %s: step %" PRId64 ", read in %.1f s", path,
+                 t->steps_done, clock_s() - begun);
+    return ST_OK;
+}
+
+/* ---- the latest ------------------------------------------------------------------------------ */
+
+/* Rank 0's list of candidates; the others get one path after the other. */
+struct search {
+    struct checkpoint_list list;
+    int next;    /* from the newest on; -1 when none is left */
+    int damaged; /* passed over so far */
+};
+
+/* The next complete one in @path, or "". */
+static void next_candidate(struct search *s, char path[CHECKPOINT_PATH_BYTES])
+{
+    path[0] = '\0';
+    while (s->next >= 0 && path[0] == '\0') {
+        const struct checkpoint_entry *e = &s->list.entries[s->next--];
+        if (e->status == ST_OK) {
+            snprintf(path, CHECKPOINT_PATH_BYTES, "%s", e->path);
+            continue;
+        }
+        log_warn("checkpoint", "passing over %s: %s", e->path, e->problem);
+        s->damaged++;
+    }
+}
+
+/* Damage shows only when the values are read; what is of another run is not passed over. */
+static bool is_damage(enum status st)
+{
+    return st == ST_CORRUPT || st == ST_IO;
+}
+
+static enum status none_left(const struct trainer *t, const struct search *s, const char *dir)
+{
+    if (s->damaged > 0)
+        return FAIL(CORRUPT,
+                    "%s: all %d checkpoints are damaged; `tessera checkpoint verify` says how. To "
+                    "start anew, give another output.dir",
+                    dir, s->damaged);
+    if (t->config->checkpoint.resume_or_start)
+        return ST_OK;
+    return FAIL(INVALID,
+                "%s: there is no checkpoint to go on from (--resume-or-start starts anew then)",
+                dir);
+}
+
+static enum status load_latest(struct trainer *t, struct search *s, const char *dir, bool *resumed)
+{
+    char path[CHECKPOINT_PATH_BYTES];
+    for (;;) {
+        next_candidate(s, path);
+        TRY(trainer_share(t, path, CHECKPOINT_PATH_BYTES));
+        if (path[0] == '\0')
+            return comm_agree(t->comm, t->comm->rank == 0 ? none_left(t, s, dir) : ST_OK);
+        enum status st = load_agreed(t, path);
+        *resumed = st == ST_OK;
+        if (!is_damage(st))
+            return st;
+        s->damaged++;
+        if (t->comm->rank == 0)
+            log_warn("checkpoint", "passing over %s: %s", path, status_message());
+    }
+}
+
+static enum status resume_latest(struct trainer *t, bool *resumed)
+{
+    enum status st = ST_OK;
+    char dir[CHECKPOINT_PATH_BYTES];
+    struct search s = {.next = -1};
+    TRY_GOTO(st, out, checkpoint_folder(dir, sizeof dir, t->config));
+    if (t->comm->rank == 0)
+        st = checkpoint_list(&s.list, dir);
+    TRY_GOTO(st, out, comm_agree(t->comm, st));
+    s.next = s.list.count - 1;
+    TRY_GOTO(st, out, load_latest(t, &s, dir, resumed));
+out:
+    checkpoint_list_release(&s.list);
+    return st;
+}
+
+enum status checkpoint_resume(struct trainer *t, bool *resumed)
+{
+    const char *resume = t->config->checkpoint.resume;
+    *resumed = false;
+    if (t->config->checkpoint.resume_or_start || strcmp(resume, "latest") == 0)
+        return resume_latest(t, resumed);
+    if (resume[0] == '\0')
+        return ST_OK;
+    TRY(load_agreed(t, resume));
+    *resumed = true;
+    return ST_OK;
+}

@@ -1,0 +1,344 @@
+/*
+ * `tessera train` under mpiexec: the same bits as ranks that are threads, what is refused, and how
+ * it ends. TESSERA names the program; ./tessera if it is not set.
+ */
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "engine/base/arena.h"
+#include "engine/base/file.h"
+#include "tests/support/mpi.h"
+#include "tests/support/ranks.h"
+#include "tests/support/run.h"
+
+static struct scratch scratch;
+static struct job job;
+
+static const char *program(void)
+{
+    const char *path = getenv("TESSERA");
+    return path != NULL ? path : "./tessera";
+}
+
+static int make_data(void **state)
+{
+    (void)state;
+    struct made_questions q = {
+        .count = 20, .min_words = 5, .max_words = 70, .question_words = 4, .seed = 51};
+    scratch_make(&scratch);
+    run_make_data(&scratch, "train.json", q);
+    q.count = 6;
+    run_make_data(&scratch, "eval.json", q);
+    return 0;
+}
+
+static int remove_data(void **state)
+{
+    (void)state;
+    scratch_remove(&scratch);
+    return 0;
+}
+
+/* run.yaml; its path in @out. */
+static const char *put_config(char out[512], const struct run_config *c)
+{
+    char *text = NULL;
+    size_t bytes = 0;
+    assert_ok(config_write(c, &text, &bytes));
+    scratch_put(&scratch, out, "run.yaml", text, bytes);
+    mem_free(&text);
+    return out;
+}
+
+static struct run_config tiny(int stage, int64_t steps)
+{
+    struct run_config c;
+    run_tiny(&c, &scratch, true);
+    c.train.zero_stage = stage;
+    c.train.steps = steps;
+    c.train.threads = 1;
+    c.train.grad_accum = 2;
+    c.train.reduce = REDUCE_PER_MICRO_BATCH;
+    c.optim.lr = 1e-3;
+    return c;
+}
+
+static void start_train(int processes, const struct run_config *c, const char *output,
+                        const char *option, const char *text)
+{
+    char config[512], folder[512];
+    job_start(&job, &scratch, processes,
+              (const char *const[]){program(), "train", "--config", put_config(config, c),
+                                    "--output-dir", scratch_path(&scratch, folder, output), option,
+                                    text, NULL});
+}
+
+static void train(int processes, const struct run_config *c, const char *output, const char *option,
+                  const char *text)
+{
+    start_train(processes, c, output, option, text);
+    job_wait(&job);
+}
+
+static void read_file(struct file_text *text, const char *name)
+{
+    char path[512];
+    assert_ok(file_read(text, scratch_path(&scratch, path, name)));
+}
+
+static bool is_there(const char *name)
+{
+    char path[512];
+    return access(scratch_path(&scratch, path, name), F_OK) == 0;
+}
+
+/* ---- the same bits ---- */
+
+/* How many times "@key":number stands in both, with the same digits each time. */
+static int same_numbers(const char *a, const char *b, const char *key)
+{
+    int count = 0;
+    char quoted[32];
+    snprintf(quoted, sizeof quoted, "\"%s\":", key);
+    for (;; count++) {
+        a = strstr(a, quoted);
+        b = strstr(b, quoted);
+        assert_true((a == NULL) == (b == NULL));
+        if (a == NULL)
+            return count;
+        a += strlen(quoted);
+        b += strlen(quoted);
+        size_t length = strcspn(a, ",}");
+        assert_int_equal(length, strcspn(b, ",}"));
+        if (memcmp(a, b, length) != 0)
+            fail_msg("%s: %.*s and %.*s", key, (int)length, a, (int)length, b);
+    }
+}
+
+static void compare_runs(void)
+{
+    struct file_text local = {NULL, 0}, mpi = {NULL, 0};
+    read_file(&local, "local/metrics.jsonl");
+    read_file(&mpi, "mpi/metrics.jsonl");
+    assert_int_equal(same_numbers(local.data, mpi.data, "grad_norm"), 4);
+    assert_in_range(same_numbers(local.data, mpi.data, "loss"), 5, 20);
+    assert_in_range(same_numbers(local.data, mpi.data, "f1"), 1, 20);
+    mem_free(&local.data);
+    mem_free(&mpi.data);
+    read_file(&local, "local/model/model.safetensors");
+    read_file(&mpi, "mpi/model/model.safetensors");
+    assert_int_equal(local.bytes, mpi.bytes);
+    assert_memory_equal(local.data, mpi.data, local.bytes);
+    mem_free(&local.data);
+    mem_free(&mpi.data);
+}
+
+static void all_stages_give_the_bits_of_local_on_2_and_3_ranks(void **state)
+{
+    (void)state;
+    mpi_skip_without();
+    for (int ranks = 2; ranks <= 3; ranks++)
+        for (int stage = 0; stage < 4; stage++) {
+            struct run_config c = tiny(stage, 4);
+            char count[16];
+            snprintf(count, sizeof count, "%d", ranks);
+            train(0, &c, "local", "--ranks", count);
+            job_expect(&job, true, "comm local");
+            train(ranks, &c, "mpi", NULL, NULL);
+            job_expect(&job, true, "comm mpi");
+            compare_runs();
+        }
+}
+
+static void one_rank_needs_no_launcher(void **state)
+{
+    (void)state;
+    mpi_skip_without();
+    struct run_config c = tiny(3, 4);
+    train(0, &c, "local", NULL, NULL);
+    job_expect(&job, true, "comm local");
+    train(0, &c, "mpi", "--comm", "mpi");
+    job_expect(&job, true, "comm mpi");
+    compare_runs();
+}
+
+static double number_in(const char *text, const char *key)
+{
+    const char *at = strstr(text, key);
+    if (at == NULL)
+        fail_msg("no %s in %.500s", key, text);
+    return strtod(at + strlen(key), NULL);
+}
+
+/* The staging of the all-to-all is in it. */
+static void the_plan_is_the_arena_of_the_run(void **state)
+{
+    (void)state;
+    mpi_skip_without();
+    struct file_text text = {NULL, 0};
+    char config[512];
+    struct run_config c = tiny(3, 4);
+    train(2, &c, "mpi", NULL, NULL);
+    job_expect(&job, true, "comm mpi");
+    read_file(&text, "mpi/summary.json");
+    double arena = number_in(text.data, "\"arena\":");
+    mem_free(&text.data);
+    scratch_path(&scratch, config, "mpi/config.yaml");
+    job_start(
+        &job, &scratch, 0,
+        (const char *const[]){program(), "plan", "--config", config, "--json", "--data", NULL});
+    job_wait(&job);
+    job_expect(&job, true, "\"zero_stage\":3");
+    assert_true(number_in(strstr(job.output, "\"zero_stage\":3"), "\"total\":") == arena);
+}
+
+/* ---- what is refused ---- */
+
+static void mpi_says_how_to_start_it_or_that_it_is_not_built_in(void **state)
+{
+    (void)state;
+    struct run_config c = tiny(1, 1);
+    c.train.ranks = 2;
+    train(0, &c, "none", "--comm", "mpi");
+#ifdef TESSERA_MPI
+    job_expect(&job, false, "mpiexec -n 2 tessera train");
+#else
+    job_expect(&job, false, "train.comm mpi is not built in");
+#endif
+    assert_false(is_there("none"));
+}
+
+static void nccl_is_no_name_for_cpu_ranks(void **state)
+{
+    (void)state;
+    struct run_config c = tiny(1, 1);
+    c.train.device = DEVICE_CPU;
+    train(0, &c, "none", "--comm", "nccl");
+    job_expect(&job, false, "train.comm nccl needs");
+    assert_false(is_there("none"));
+}
+
+static void a_world_that_is_not_the_launchers_is_refused(void **state)
+{
+    (void)state;
+    mpi_skip_without();
+    struct run_config c = tiny(1, 1);
+    train(2, &c, "none", "--ranks", "3");
+    job_expect(&job, false, "3 ranks are asked for, but Open MPI started 2");
+    train(2, &c, "none", "--comm", "local");
+    job_expect(&job, false, "train.comm local");
+    assert_false(is_there("none"));
+}
+
+/* ---- the end ---- */
+
+static void start_long(void)
+{
+    struct run_config c = tiny(3, 100000);
+    char old[512];
+    c.data.eval[0] = '\0';
+    unlink(scratch_path(&scratch, old, "long/metrics.jsonl"));
+    unlink(scratch_path(&scratch, old, "long/summary.json"));
+    start_train(3, &c, "long", NULL, NULL);
+    for (int64_t begun = now_ms();; sleep_ms(20)) {
+        struct file_text text = {NULL, 0};
+        bool begins = false;
+        if (is_there("long/metrics.jsonl")) {
+            read_file(&text, "long/metrics.jsonl");
+            begins = strstr(text.data, "\"step\":20,") != NULL;
+            mem_free(&text.data);
+        }
+        if (begins)
+            return;
+        if (now_ms() - begun > 30000)
+            fail_msg("no step came");
+    }
+}
+
+/* The process id of rank 1 stands in the banner. */
+static pid_t pid_of_rank_1(void)
+{
+    struct file_text text = {NULL, 0};
+    assert_ok(file_read(&text, job.path));
+    pid_t pid = (pid_t)number_in(strstr(text.data, "rank 1 of 3"), "pid ");
+    mem_free(&text.data);
+    assert_true(pid > 1);
+    return pid;
+}
+
+static void a_killed_rank_ends_the_run_in_seconds(void **state)
+{
+    (void)state;
+    mpi_skip_without();
+    start_long();
+    int64_t begun = now_ms();
+    kill(pid_of_rank_1(), SIGKILL);
+    job_wait(&job);
+    job_expect(&job, false, "process rank 1");
+    assert_in_range(now_ms() - begun, 0, 15000);
+    assert_false(is_there("long/summary.json"));
+}
+
+static void a_signal_finishes_the_step_and_writes_what_there_is(void **state)
+{
+    (void)state;
+    mpi_skip_without();
+    struct file_text text = {NULL, 0};
+    setenv("OMPI_MCA_odls_base_sigkill_timeout", "5", 1);
+    start_long();
+    unsetenv("OMPI_MCA_odls_base_sigkill_timeout");
+    kill(job.pid, SIGTERM);
+    job_wait(&job);
+    job_expect(&job, false, "mean loss");
+    read_file(&text, "long/summary.json");
+    assert_non_null(strstr(text.data, "\"ended\":\"signal\""));
+    mem_free(&text.data);
+}
+
+/* On rank 1 only: the others are in a collective by then. */
+static void a_signal_to_one_rank_ends_all(void **state)
+{
+    (void)state;
+    mpi_skip_without();
+    struct file_text text = {NULL, 0};
+    start_long();
+    kill(pid_of_rank_1(), SIGTERM);
+    job_wait(&job);
+    job_expect(&job, false, "mean loss");
+    read_file(&text, "long/summary.json");
+    assert_non_null(strstr(text.data, "\"ended\":\"signal\""));
+    mem_free(&text.data);
+}
+
+static void bad_data_ends_all_ranks_with_its_place(void **state)
+{
+    (void)state;
+    mpi_skip_without();
+    char path[512];
+    struct run_config c = tiny(1, 1);
+    scratch_put(&scratch, path, "bad.json", "{\"data\": [\n  {\"title\": \"x\",,}]}", 31);
+    snprintf(c.data.train, sizeof c.data.train, "%s", path);
+    train(2, &c, "none", NULL, NULL);
+    job_expect(&job, false, "bad.json:2:");
+    assert_in_range(job.ms, 0, 15000);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(all_stages_give_the_bits_of_local_on_2_and_3_ranks),
+        cmocka_unit_test(one_rank_needs_no_launcher),
+        cmocka_unit_test(the_plan_is_the_arena_of_the_run),
+        cmocka_unit_test(mpi_says_how_to_start_it_or_that_it_is_not_built_in),
+        cmocka_unit_test(nccl_is_no_name_for_cpu_ranks),
+        cmocka_unit_test(a_world_that_is_not_the_launchers_is_refused),
+        cmocka_unit_test(a_killed_rank_ends_the_run_in_seconds),
+        cmocka_unit_test(a_signal_finishes_the_step_and_writes_what_there_is),
+        cmocka_unit_test(a_signal_to_one_rank_ends_all),
+        cmocka_unit_test(bad_data_ends_all_ranks_with_its_place),
+    };
+    return cmocka_run_group_tests(tests, make_data, remove_data);
+}
