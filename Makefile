@@ -150,8 +150,9 @@ format:
 deps:
 	@MPI='$(MPI)' scripts/deps.sh
 
+# The demo trains on CPU ranks: it leaves the kernels out unless CUDA is given.
 demo: deps
-	+@$(AGAIN) run-demo
+	+@$(AGAIN) run-demo CUDA=$(if $(filter file,$(origin CUDA)),0,$(CUDA))
 
 run-demo: all
 	@TESSERA=./$(BINARY) scripts/demo.sh

@@ -15,36 +15,13 @@
 #include "engine/base/arena.h"
 #include "tests/support/support.h"
 
-struct fixture {
-    struct scratch scratch;
-    char path[512];
-    int64_t live_bytes;
-};
-
-static int set_up(void **state)
-{
-    static struct fixture f;
-    scratch_make(&f.scratch);
-    f.live_bytes = mem_live_bytes();
-    *state = &f;
-    return 0;
-}
-
-static int tear_down(void **state)
-{
-    struct fixture *f = *state;
-    file_fail_at(0);
-    scratch_remove(&f->scratch);
-    return mem_live_bytes() == f->live_bytes ? 0 : -1; /* no test leaks */
-}
-
 static void make_random(char *data, size_t bytes, uint64_t seed)
 {
     for (size_t i = 0; i < bytes; i++)
         data[i] = (char)(test_random(&seed) >> 60); /* packs to about half */
 }
 
-static const char *put_gzip(struct fixture *f, const char *name, const char *data, size_t bytes,
+static const char *put_gzip(struct file_test *f, const char *name, const char *data, size_t bytes,
                             const char *mode)
 {
     scratch_path(&f->scratch, f->path, name);
@@ -70,7 +47,7 @@ static char large[LARGE];
 
 static void plain_and_gzip_files_read_alike(void **state)
 {
-    struct fixture *f = *state;
+    struct file_test *f = *state;
     static const size_t sizes[] = {0, 1, 2, 17, 4095, 4096, 4097, 1 << 20, LARGE};
     make_random(large, LARGE, test_seed());
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
@@ -82,7 +59,7 @@ static void plain_and_gzip_files_read_alike(void **state)
 
 static void gzip_members_are_joined(void **state)
 {
-    struct fixture *f = *state;
+    struct file_test *f = *state;
     put_gzip(f, "two.gz", "first ", 6, "wb");
     assert_file_is(put_gzip(f, "two.gz", "second", 6, "ab"), "first second", 12);
 }
@@ -98,7 +75,7 @@ static void files_without_a_size_are_read(void **state)
 
 static void missing_files_and_folders_are_named(void **state)
 {
-    struct fixture *f = *state;
+    struct file_test *f = *state;
     struct file_text text;
     scratch_path(&f->scratch, f->path, "nothing.json");
     assert_fails(file_read(&text, f->path), ST_IO, "nothing.json: No such file or directory");
@@ -111,7 +88,7 @@ static void missing_files_and_folders_are_named(void **state)
 
 static void unreadable_files_are_named(void **state)
 {
-    struct fixture *f = *state;
+    struct file_test *f = *state;
     struct file_text text;
     scratch_put(&f->scratch, f->path, "secret", "x", 1);
     assert_int_equal(chmod(f->path, 0), 0);
@@ -125,7 +102,7 @@ static void unreadable_files_are_named(void **state)
 
 static void gzip_files_cut_anywhere_are_corrupt(void **state)
 {
-    struct fixture *f = *state;
+    struct file_test *f = *state;
     enum { BYTES = 3000 };
     char packed[BYTES + 100];
     make_random(large, BYTES, 5);
@@ -144,7 +121,7 @@ static void gzip_files_cut_anywhere_are_corrupt(void **state)
 
 static void gzip_files_with_a_flipped_bit_are_never_read_as_other_text(void **state)
 {
-    struct fixture *f = *state;
+    struct file_test *f = *state;
     enum { BYTES = 150 };
     char packed[BYTES + 100];
     make_random(large, BYTES, 6);
@@ -168,7 +145,7 @@ static void gzip_files_with_a_flipped_bit_are_never_read_as_other_text(void **st
 
 static void failing_allocations_leak_nothing(void **state)
 {
-    struct fixture *f = *state;
+    struct file_test *f = *state;
     struct file_text text;
     make_random(large, 100000, 7);
     put_gzip(f, "packed.gz", large, 100000, "wb");
@@ -186,7 +163,7 @@ static void failing_allocations_leak_nothing(void **state)
 
 static void writing_makes_and_replaces_whole_files(void **state)
 {
-    struct fixture *f = *state;
+    struct file_test *f = *state;
     scratch_path(&f->scratch, f->path, "out.json");
     make_random(large, LARGE, 8);
     assert_ok(file_write(f->path, "first", 5));
@@ -200,7 +177,7 @@ static void writing_makes_and_replaces_whole_files(void **state)
 
 static void a_replaced_file_keeps_its_mode_and_its_link(void **state)
 {
-    struct fixture *f = *state;
+    struct file_test *f = *state;
     char link_path[512];
     struct stat info;
     scratch_put(&f->scratch, f->path, "target", "old", 3);
@@ -216,7 +193,7 @@ static void a_replaced_file_keeps_its_mode_and_its_link(void **state)
 
 static void a_name_without_a_folder_is_written_here(void **state)
 {
-    struct fixture *f = *state;
+    struct file_test *f = *state;
     char here[4096];
     assert_non_null(getcwd(here, sizeof here));
     assert_int_equal(chdir(f->scratch.dir), 0);
@@ -228,7 +205,7 @@ static void a_name_without_a_folder_is_written_here(void **state)
 
 static void each_failing_system_call_leaves_the_old_file_and_no_litter(void **state)
 {
-    struct fixture *f = *state;
+    struct file_test *f = *state;
     scratch_put(&f->scratch, f->path, "out", "old", 3);
     int failures = 0;
     for (int64_t k = 1;; k++) {
@@ -250,7 +227,7 @@ static void each_failing_system_call_leaves_the_old_file_and_no_litter(void **st
 
 static void targets_that_cannot_be_written_are_named(void **state)
 {
-    struct fixture *f = *state;
+    struct file_test *f = *state;
     assert_fails(file_write(f->scratch.dir, "x", 1), ST_IO, "is a folder");
     scratch_path(&f->scratch, f->path, "no/such/folder/out");
     assert_fails(file_write(f->path, "x", 1), ST_IO, "No such file or directory");
@@ -281,7 +258,7 @@ static struct rlimit limit_files(size_t bytes)
 
 static void a_full_disk_leaves_the_old_file(void **state)
 {
-    struct fixture *f = *state;
+    struct file_test *f = *state;
     scratch_put(&f->scratch, f->path, "out", "old", 3);
     struct rlimit old = limit_files(4096);
     enum status st = file_write(f->path, large, LARGE);
@@ -293,7 +270,7 @@ static void a_full_disk_leaves_the_old_file(void **state)
 
 static void a_log_on_a_full_disk_keeps_whole_records(void **state)
 {
-    struct fixture *f = *state;
+    struct file_test *f = *state;
     struct file_log log;
     char record[101], want[4096] = "";
     scratch_path(&f->scratch, f->path, "metrics.jsonl");
@@ -334,7 +311,7 @@ static void a_log_names_a_full_device(void **state)
 
 static void a_log_truncates_appends_and_closes_twice(void **state)
 {
-    struct fixture *f = *state;
+    struct file_test *f = *state;
     struct file_log log, never = {.fd = -1}, zeroed = {0};
     scratch_put(&f->scratch, f->path, "log", "old content", 11);
     assert_ok(file_log_open(&log, f->path));
@@ -361,7 +338,7 @@ static void *append_records(void *argument)
 
 static void records_of_threads_do_not_mix(void **state)
 {
-    struct fixture *f = *state;
+    struct file_test *f = *state;
     struct file_log log;
     pthread_t threads[4];
     scratch_path(&f->scratch, f->path, "log");
@@ -384,7 +361,7 @@ static void records_of_threads_do_not_mix(void **state)
 
 static void folders_are_made_with_their_parents(void **state)
 {
-    struct fixture *f = *state;
+    struct file_test *f = *state;
     struct stat info;
     scratch_path(&f->scratch, f->path, "a//b/c/");
     assert_ok(file_make_dirs(f->path));
@@ -419,7 +396,7 @@ static void paths_join_or_do_not_fit(void **state)
 
 int main(void)
 {
-#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+#define TEST(name) cmocka_unit_test_setup_teardown(name, file_test_set_up, file_test_tear_down)
     const struct CMUnitTest tests[] = {
         TEST(plain_and_gzip_files_read_alike),
         TEST(gzip_members_are_joined),

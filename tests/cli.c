@@ -150,33 +150,18 @@ static void clear_output(void)
 
 static struct run_config tiny(int ranks, int stage, int64_t steps)
 {
-    struct run_config c;
-    run_tiny(&c, &scratch, true);
-    c.train.ranks = ranks;
-    c.train.zero_stage = stage;
-    c.train.steps = steps;
+    struct tiny_run with = {ranks, stage, .steps = steps, .eval = true};
     clear_output();
-    return c;
+    return run_tiny_with(&scratch, with);
 }
 
 static int make_data(void **state)
 {
-    (void)state;
-    struct made_questions q = {
-        .count = 20, .min_words = 5, .max_words = 70, .question_words = 4, .seed = 51};
-    scratch_make(&scratch);
-    run_make_data(&scratch, "train.json", q);
-    q.count = 6;
-    run_make_data(&scratch, "eval.json", q);
-    q.impossible_every = 3;
-    run_make_data(&scratch, "eval2.json", q);
-    return 0;
-}
-
-static int remove_data(void **state)
-{
-    (void)state;
-    scratch_remove(&scratch);
+    struct made_questions train = {20, 5, 70, 4, .seed = 51}, eval = train;
+    eval.count = 6;
+    run_set_up(state, &scratch, &train, &eval);
+    eval.impossible_every = 3;
+    run_make_data(&scratch, "eval2.json", eval);
     return 0;
 }
 
@@ -641,5 +626,5 @@ int main(void)
         cmocka_unit_test(a_signal_finishes_the_step_and_writes_what_there_is),
         cmocka_unit_test(a_second_signal_ends_it_at_once),
     };
-    return cmocka_run_group_tests(tests, make_data, remove_data);
+    return cmocka_run_group_tests(tests, make_data, run_tear_down);
 }

@@ -12,33 +12,10 @@
 #include "engine/base/file.h"
 #include "tests/support/support.h"
 
-struct fixture {
-    struct scratch scratch;
-    char path[512];
-    int64_t live_bytes;
-};
-
-static int set_up(void **state)
-{
-    static struct fixture f;
-    scratch_make(&f.scratch);
-    f.live_bytes = mem_live_bytes();
-    *state = &f;
-    return 0;
-}
-
-static int tear_down(void **state)
-{
-    struct fixture *f = *state;
-    file_fail_at(0);
-    scratch_remove(&f->scratch);
-    return mem_live_bytes() == f->live_bytes ? 0 : -1; /* no test leaks */
-}
-
 /* ---- files made by hand ---------------------------------------------------------------------- */
 
 /* A file with this header and @data_bytes of data (zeros if @data is NULL). */
-static const char *put_file(struct fixture *f, const char *header, const void *data,
+static const char *put_file(struct file_test *f, const char *header, const void *data,
                             size_t data_bytes)
 {
     char bytes[8192] = {0};
@@ -51,7 +28,7 @@ static const char *put_file(struct fixture *f, const char *header, const void *d
     return scratch_put(&f->scratch, f->path, "x.safetensors", bytes, 8 + length + data_bytes);
 }
 
-static void assert_refused(struct fixture *f, const char *header, size_t data_bytes,
+static void assert_refused(struct file_test *f, const char *header, size_t data_bytes,
                            enum status want, const char *message)
 {
     struct safetensors st = {0};
@@ -61,7 +38,7 @@ static void assert_refused(struct fixture *f, const char *header, size_t data_by
     safetensors_close(&st);
 }
 
-static void assert_accepted(struct fixture *f, const char *header, size_t data_bytes, int count)
+static void assert_accepted(struct file_test *f, const char *header, size_t data_bytes, int count)
 {
     struct safetensors st = {0};
     assert_ok(safetensors_open(&st, put_file(f, header, NULL, data_bytes)));
@@ -73,7 +50,7 @@ static void assert_accepted(struct fixture *f, const char *header, size_t data_b
 
 static void well_formed_headers_are_accepted(void **state)
 {
-    struct fixture *f = *state;
+    struct file_test *f = *state;
     assert_accepted(f, "{}", 0, 0);
     assert_accepted(f, "{}    ", 0, 0);
     assert_accepted(f, "{" A_F32 "}", 8, 1);
@@ -137,7 +114,7 @@ static void broken_headers_are_refused_with_file_tensor_and_cause(void **state)
         {"{\"__metadata__\":[]," A_F32 "}", 8, "__metadata__: expected an object of strings"},
         {"{\"__metadata__\":{\"n\":1}," A_F32 "}", 8, "__metadata__: expected an object of str"},
     };
-    struct fixture *f = *state;
+    struct file_test *f = *state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         assert_refused(f, cases[i].header, cases[i].data_bytes, ST_CORRUPT, cases[i].message);
     assert_refused(f,
@@ -148,7 +125,7 @@ static void broken_headers_are_refused_with_file_tensor_and_cause(void **state)
 
 static void files_that_are_something_else_are_refused(void **state)
 {
-    struct fixture *f = *state;
+    struct file_test *f = *state;
     struct safetensors st = {0};
     char path[512];
     const char pointer[] = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\n";
@@ -173,7 +150,7 @@ static void files_that_are_something_else_are_refused(void **state)
 
 static void a_header_above_the_limit_is_refused_unread(void **state)
 {
-    struct fixture *f = *state;
+    struct file_test *f = *state;
     struct safetensors st = {0};
     uint64_t length = SAFETENSORS_MAX_HEADER + 1;
     scratch_put(&f->scratch, f->path, "big", &length, 8);
@@ -186,7 +163,7 @@ static void a_header_above_the_limit_is_refused_unread(void **state)
  * read to the last element. */
 static void every_byte_of_a_header_may_be_anything(void **state)
 {
-    struct fixture *f = *state;
+    struct file_test *f = *state;
     static const char header[] =
         "{\"__metadata__\":{\"format\":\"pt\"}," A_F32
         ",\"b\":{\"dtype\":\"BF16\",\"shape\":[2,3],\"data_offsets\":[8,20]}}   ";
@@ -224,7 +201,7 @@ static void every_byte_of_a_header_may_be_anything(void **state)
 
 static void every_length_of_a_cut_file_is_refused(void **state)
 {
-    struct fixture *f = *state;
+    struct file_test *f = *state;
     put_file(f, "{" A_F32 "}", NULL, 8);
     struct stat info;
     assert_int_equal(stat(f->path, &info), 0);
@@ -238,7 +215,7 @@ static void every_length_of_a_cut_file_is_refused(void **state)
 
 static void a_file_cut_after_opening_is_an_error(void **state)
 {
-    struct fixture *f = *state;
+    struct file_test *f = *state;
     struct safetensors st = {0};
     float out[2];
     assert_ok(safetensors_open(&st, put_file(f, "{" A_F32 "}", NULL, 8)));
@@ -262,7 +239,7 @@ static double half_value(uint16_t h)
 
 static void all_values_of_f16_and_bf16_widen_exactly(void **state)
 {
-    struct fixture *f = *state;
+    struct file_test *f = *state;
     enum { VALUES = 1 << 16, HEADER = 176 };
     static char bytes[8 + HEADER + 4 * VALUES];
     static float out[VALUES];
@@ -304,7 +281,7 @@ static void all_values_of_f16_and_bf16_widen_exactly(void **state)
 
 static void other_dtypes_are_named_when_read(void **state)
 {
-    struct fixture *f = *state;
+    struct file_test *f = *state;
     struct safetensors st = {0};
     float out[1];
     const char *header = "{\"p\":{\"dtype\":\"I64\",\"shape\":[1],\"data_offsets\":[0,8]}}";
@@ -329,7 +306,7 @@ static void make_table(struct safetensors_tensor table[TENSORS])
 /* Two writers, ranges in any order; then the file holds what was written, wherever it lies. */
 static void ranges_of_two_writers_in_any_order_make_the_file(void **state)
 {
-    struct fixture *f = *state;
+    struct file_test *f = *state;
     struct safetensors_tensor ours[TENSORS], theirs[TENSORS];
     struct safetensors_writer creator = {0}, other = {0};
     float values[ROWS * COLUMNS], out[ROWS * COLUMNS], one = -2.5f;
@@ -387,7 +364,7 @@ out:
     return st;
 }
 
-static float small_value(const struct fixture *f)
+static float small_value(const struct file_test *f)
 {
     struct safetensors st = {0};
     char path[512];
@@ -400,7 +377,7 @@ static float small_value(const struct fixture *f)
 
 static void a_failed_call_leaves_the_old_file_or_the_whole_new_one(void **state)
 {
-    struct fixture *f = *state;
+    struct file_test *f = *state;
     assert_ok(write_small(f->scratch.dir, 1.0f));
     int failures = 0;
     for (int64_t k = 1;; k++) {
@@ -422,7 +399,7 @@ static void a_failed_call_leaves_the_old_file_or_the_whole_new_one(void **state)
 
 static void no_room_or_no_folder_is_an_error_before_any_data(void **state)
 {
-    struct fixture *f = *state;
+    struct file_test *f = *state;
     struct safetensors_writer w = {0};
     struct safetensors_tensor table[] = {{.name = "x", .dims = 1, .shape = {100000}}};
     char path[512];
@@ -449,7 +426,7 @@ static void no_room_or_no_folder_is_an_error_before_any_data(void **state)
 
 static void a_writer_that_is_closed_early_leaves_nothing(void **state)
 {
-    struct fixture *f = *state;
+    struct file_test *f = *state;
     struct safetensors_writer w = {0};
     struct safetensors_tensor table[TENSORS];
     make_table(table);
@@ -461,7 +438,7 @@ static void a_writer_that_is_closed_early_leaves_nothing(void **state)
 
 int main(void)
 {
-#define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
+#define TEST(name) cmocka_unit_test_setup_teardown(name, file_test_set_up, file_test_tear_down)
     const struct CMUnitTest tests[] = {
         TEST(well_formed_headers_are_accepted),
         TEST(broken_headers_are_refused_with_file_tensor_and_cause),

@@ -15,25 +15,9 @@ static struct run_trace trace;
 
 static int make_data(void **state)
 {
-    (void)state;
-    struct made_questions q = {.count = 6,
-                               .min_words = 5,
-                               .max_words = 40,
-                               .question_words = 4,
-                               .impossible_every = 3,
-                               .seed = 41};
-    scratch_make(&scratch);
-    run_make_data(&scratch, "train.json", q);
-    q.count = 2;
-    run_make_data(&scratch, "eval.json", q);
-    return 0;
-}
-
-static int remove_data(void **state)
-{
-    (void)state;
-    scratch_remove(&scratch);
-    return 0;
+    struct made_questions train = {6, 5, 40, 4, .impossible_every = 3, .seed = 41}, eval = train;
+    eval.count = 2;
+    return run_set_up(state, &scratch, &train, &eval);
 }
 
 static int release_trace(void **state)
@@ -47,14 +31,10 @@ static int release_trace(void **state)
 
 static struct run_config tiny(int ranks, int stage)
 {
-    struct run_config c;
-    run_tiny(&c, &scratch, true);
-    c.train.ranks = ranks;
-    c.train.zero_stage = stage;
-    c.train.steps = 2;
+    struct tiny_run with = {ranks, stage, .steps = 2, .eval = true, .version_2 = true};
+    struct run_config c = run_tiny_with(&scratch, with);
     c.model.layers = 1;
     c.train.timeout_s = 10;
-    c.data.version_2 = true;
     return c;
 }
 
@@ -257,5 +237,5 @@ int main(void)
         TEST(a_signal_ends_all_ranks_at_the_same_step),
         TEST(more_ranks_than_samples_and_elements_work),
     };
-    return cmocka_run_group_tests(tests, make_data, remove_data);
+    return cmocka_run_group_tests(tests, make_data, run_tear_down);
 }

@@ -23,26 +23,10 @@ static struct run_trace first, other;
 
 static int make_data(void **state)
 {
-    (void)state;
-    struct made_questions q = {.count = 30,
-                               .min_words = 5,
-                               .max_words = 90,
-                               .question_words = 4,
-                               .impossible_every = 5,
-                               .seed = 11};
-    scratch_make(&scratch);
-    run_make_data(&scratch, "train.json", q);
-    q.count = 7;
-    q.seed = 12;
-    run_make_data(&scratch, "eval.json", q);
-    return 0;
-}
-
-static int remove_data(void **state)
-{
-    (void)state;
-    scratch_remove(&scratch);
-    return 0;
+    struct made_questions train = {30, 5, 90, 4, .impossible_every = 5, .seed = 11}, eval = train;
+    eval.count = 7;
+    eval.seed = 12;
+    return run_set_up(state, &scratch, &train, &eval);
 }
 
 static int release_traces(void **state)
@@ -55,14 +39,9 @@ static int release_traces(void **state)
 
 static struct run_config tiny(int ranks, int stage, int64_t accum, int64_t steps)
 {
-    struct run_config c;
-    run_tiny(&c, &scratch, true);
-    c.train.ranks = ranks;
-    c.train.zero_stage = stage;
-    c.train.grad_accum = accum;
-    c.train.steps = steps;
+    struct tiny_run with = {ranks, stage, accum, steps, .eval = true, .version_2 = true};
+    struct run_config c = run_tiny_with(&scratch, with);
     c.eval.every = 2;
-    c.data.version_2 = true;
     return c;
 }
 
@@ -370,5 +349,5 @@ int main(void)
         TEST(b62_state_falls_with_the_world_size),
         TEST(b63_no_stage_needs_more_than_the_one_before),
     };
-    return cmocka_run_group_tests(tests, make_data, remove_data);
+    return cmocka_run_group_tests(tests, make_data, run_tear_down);
 }

@@ -25,21 +25,9 @@ static const char *program(void)
 
 static int make_data(void **state)
 {
-    (void)state;
-    struct made_questions q = {
-        .count = 20, .min_words = 5, .max_words = 70, .question_words = 4, .seed = 51};
-    scratch_make(&scratch);
-    run_make_data(&scratch, "train.json", q);
-    q.count = 6;
-    run_make_data(&scratch, "eval.json", q);
-    return 0;
-}
-
-static int remove_data(void **state)
-{
-    (void)state;
-    scratch_remove(&scratch);
-    return 0;
+    struct made_questions train = {20, 5, 70, 4, .seed = 51}, eval = train;
+    eval.count = 6;
+    return run_set_up(state, &scratch, &train, &eval);
 }
 
 /* run.yaml; its path in @out. */
@@ -55,15 +43,8 @@ static const char *put_config(char out[512], const struct run_config *c)
 
 static struct run_config tiny(int stage, int64_t steps)
 {
-    struct run_config c;
-    run_tiny(&c, &scratch, true);
-    c.train.zero_stage = stage;
-    c.train.steps = steps;
-    c.train.threads = 1;
-    c.train.grad_accum = 2;
-    c.train.reduce = REDUCE_PER_MICRO_BATCH;
-    c.optim.lr = 1e-3;
-    return c;
+    struct tiny_run with = {1, stage, 2, steps, REDUCE_PER_MICRO_BATCH, .eval = true};
+    return run_tiny_with(&scratch, with);
 }
 
 static void start_train(int processes, const struct run_config *c, const char *output,
@@ -340,5 +321,5 @@ int main(void)
         cmocka_unit_test(a_signal_to_one_rank_ends_all),
         cmocka_unit_test(bad_data_ends_all_ranks_with_its_place),
     };
-    return cmocka_run_group_tests(tests, make_data, remove_data);
+    return cmocka_run_group_tests(tests, make_data, run_tear_down);
 }

@@ -19,23 +19,8 @@ static struct run_trace first, other;
 
 static int make_data(void **state)
 {
-    (void)state;
-    scratch_make(&scratch);
-    run_make_data(&scratch, "train.json",
-                  (struct made_questions){.count = 40,
-                                          .min_words = 5,
-                                          .max_words = 90,
-                                          .question_words = 4,
-                                          .impossible_every = 5,
-                                          .seed = 7});
-    return 0;
-}
-
-static int remove_data(void **state)
-{
-    (void)state;
-    scratch_remove(&scratch);
-    return 0;
+    struct made_questions train = {40, 5, 90, 4, .impossible_every = 5, .seed = 7};
+    return run_set_up(state, &scratch, &train, NULL);
 }
 
 static int release_traces(void **state)
@@ -48,14 +33,8 @@ static int release_traces(void **state)
 
 static struct run_config tiny(int ranks, int stage, int64_t accum, int64_t steps)
 {
-    struct run_config c;
-    run_tiny(&c, &scratch, false);
-    c.train.ranks = ranks;
-    c.train.zero_stage = stage;
-    c.train.grad_accum = accum;
-    c.train.steps = steps;
-    c.train.reduce = REDUCE_PER_MICRO_BATCH;
-    return c;
+    struct tiny_run with = {ranks, stage, accum, steps, .reduce = REDUCE_PER_MICRO_BATCH};
+    return run_tiny_with(&scratch, with);
 }
 
 /* Run and compare with @first to the bit. */
@@ -516,8 +495,8 @@ int main(void)
         TEST(packed_and_padded_are_close_where_nothing_is_padding),
         TEST(padding_counts_as_places_for_an_answer),
     };
-    int failed = cmocka_run_group_tests(tests, make_data, remove_data);
+    int failed = cmocka_run_group_tests(tests, make_data, run_tear_down);
     if (!REDUCED)
-        failed += cmocka_run_group_tests(more, make_data, remove_data);
+        failed += cmocka_run_group_tests(more, make_data, run_tear_down);
     return failed;
 }

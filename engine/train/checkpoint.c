@@ -49,7 +49,8 @@ struct checkpointer {
     int64_t saved;    /* newest step all of whose parts were written; -1: none */
     int64_t obsolete; /* up to this step the folder may hold checkpoints of an abandoned branch */
     char temp[CHECKPOINT_PATH_BYTES];
-    double begun_s;
+    double begun_s;  /* of the clock */
+    double waited_s; /* what training lost until it went on */
     struct background write;
     atomic_bool abandoned; /* the run has failed: the writer ends early */
 
@@ -60,8 +61,10 @@ struct checkpointer {
     bool is_best;                  /* the save under way */
     double value;                  /* of the last evaluation */
     int64_t value_step;
-    int64_t best_step;
+    int64_t best_step; /* published or under way; -1: none */
     double best_value;
+    int64_t earlier_step; /* the best before that, if its save fails */
+    double earlier_value;
 };
 
 /* ---- waiting --------------------------------------------------------------------------------- */
@@ -262,13 +265,11 @@ static enum status publish(struct checkpointer *c)
         bytes += c->files[r].bytes;
         plain += c->files[r].plain_bytes;
     }
-    log_info("checkpoint", "saved %s%s: %.1f MiB, %.2f times smaller, %.1f s after the step", path,
-             c->is_best ? " (best)" : "", (double)bytes / 1048576.0,
-             (double)plain / (double)(bytes > 0 ? bytes : 1), clock_s() - c->begun_s);
-    if (c->is_best) {
-        c->best_step = c->step;
-        c->best_value = c->value;
-    }
+    log_info("checkpoint",
+             "saved %s%s: %.1f MiB, %.2f times smaller, %.1f s after the step, of which training "
+             "waited %.3f s",
+             path, c->is_best ? " (best)" : "", (double)bytes / 1048576.0,
+             (double)plain / (double)(bytes > 0 ? bytes : 1), clock_s() - c->begun_s, c->waited_s);
     return ST_OK;
 }
 
@@ -299,6 +300,15 @@ int64_t checkpointer_written(const struct checkpointer *c)
     return c->writing && !background_is_idle(&c->write) ? c->number - 1 : c->number;
 }
 
+static void forget_best(struct checkpointer *c)
+{
+    if (!c->is_best)
+        return;
+    c->best_step = c->earlier_step;
+    c->best_value = c->earlier_value;
+    c->is_best = false;
+}
+
 /* Rank 0: all parts are there, or one failed. */
 static void end_save(struct checkpointer *c)
 {
@@ -309,6 +319,7 @@ static void end_save(struct checkpointer *c)
         log_warn("checkpoint", "step %" PRId64 " is not saved: rank %d: %s", c->step, r,
                  c->results[r].message);
         checkpoint_discard(c->temp);
+        forget_best(c);
         return;
     }
     background_start(&c->publish, c->rank, publish_and_clean, c);
@@ -352,6 +363,8 @@ static enum status settle(struct checkpointer *c, struct trainer *t)
     }
     TRY(wait_for_all(c, t));
     background_join(&c->publish);
+    if (c->publish.st != ST_OK)
+        forget_best(c);
     json_decref(c->training);
     c->training = NULL;
     return ST_OK;
@@ -381,6 +394,10 @@ static void begin_save(struct checkpointer *c, const struct trainer *t,
         st = checkpoint_begin(temp, c->dir, t->steps_done);
     if (st == ST_OK) {
         c->is_best = is_best;
+        c->earlier_step = c->best_step;
+        c->earlier_value = c->best_value;
+        c->best_step = state.best_step;
+        c->best_value = state.best_value;
         return;
     }
     log_warn("checkpoint", "step %" PRId64 " is not saved: %s", t->steps_done, status_message());
@@ -411,8 +428,9 @@ enum status checkpointer_save(struct checkpointer *c, struct trainer *t)
     if (c->rank == 0 && c->writing)
         log_info("checkpoint", "step %" PRId64 " waits for the save of step %" PRId64,
                  t->steps_done, c->step);
+    double begun_s = clock_s();
     TRY(settle(c, t));
-    c->begun_s = clock_s();
+    c->begun_s = begun_s;
     if (c->rank == 0)
         begin_save(c, t, mine);
     TRY(comm_exchange(t->comm, c->temps, mine, sizeof mine));
@@ -423,6 +441,7 @@ enum status checkpointer_save(struct checkpointer *c, struct trainer *t)
     c->number++;
     c->writing = true;
     TRY(copy_shards(c, t));
+    c->waited_s = clock_s() - c->begun_s;
     background_start(&c->write, c->rank, write_file, c);
     return c->config->checkpoint.async ? ST_OK : settle(c, t);
 }

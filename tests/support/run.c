@@ -113,6 +113,36 @@ void run_tiny(struct run_config *c, const struct scratch *scratch, bool eval)
     scratch_path(scratch, c->output.dir, "out");
 }
 
+struct run_config run_tiny_with(const struct scratch *scratch, struct tiny_run with)
+{
+    struct run_config c;
+    run_tiny(&c, scratch, with.eval);
+    c.train.ranks = with.ranks > 0 ? with.ranks : 1;
+    c.train.zero_stage = with.stage;
+    c.train.grad_accum = with.accum > 0 ? with.accum : 1;
+    c.train.steps = with.steps;
+    c.train.reduce = with.reduce;
+    c.data.version_2 = with.version_2;
+    return c;
+}
+
+int run_set_up(void **state, struct scratch *scratch, const struct made_questions *train,
+               const struct made_questions *eval)
+{
+    *state = scratch;
+    scratch_make(scratch);
+    run_make_data(scratch, "train.json", *train);
+    if (eval != NULL)
+        run_make_data(scratch, "eval.json", *eval);
+    return 0;
+}
+
+int run_tear_down(void **state)
+{
+    scratch_remove(*state);
+    return 0;
+}
+
 /* ---- running ---- */
 
 struct recorder {

@@ -21,7 +21,7 @@ C_BEGIN
 
 enum { RUN_RANKS = 8, RUN_STEPS = 256, RUN_UNITS = 64, RUN_VOCAB = 101 };
 
-/* How a made-up file of questions looks. */
+/* How a made-up file of questions looks. Tests give the first four by place. */
 struct made_questions {
     int count;
     int min_words, max_words; /* of a context */
@@ -35,6 +35,26 @@ void run_make_data(const struct scratch *scratch, const char *name, struct made_
 
 /** run_tiny() - a configuration for them: train.json, eval.json (if @eval) and vocab.txt there. */
 void run_tiny(struct run_config *config, const struct scratch *scratch, bool eval);
+
+/* What tests vary of it most; they set the rest in the configuration. */
+struct tiny_run {
+    int ranks, stage; /* ranks 0: one */
+    int64_t accum;    /* 0: one micro-batch a step */
+    int64_t steps;
+    enum reduce_policy reduce;
+    bool eval, version_2;
+};
+
+/** run_tiny_with() - the configuration of run_tiny() with these. */
+struct run_config run_tiny_with(const struct scratch *scratch, struct tiny_run with);
+
+/** run_set_up() - for a group's set-up: make the folder and, in it, train.json and eval.json.
+ * @state: takes @scratch, for run_tear_down(); @eval: NULL: no such file. Return: 0. */
+int run_set_up(void **state, struct scratch *scratch, const struct made_questions *train,
+               const struct made_questions *eval);
+
+/** run_tear_down() - the group's tear-down: remove that folder. Return: 0. */
+int run_tear_down(void **state);
 
 /* What came out of a run. */
 struct run_trace {

@@ -10,6 +10,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "engine/base/arena.h"
+#include "engine/base/file.h"
+
 void assert_status_is(enum status got, enum status want, const char *call, const char *file,
                       int line)
 {
@@ -117,4 +120,21 @@ void scratch_remove(struct scratch *scratch)
     if (scratch->dir[0] != '\0')
         nftw(scratch->dir, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
     scratch->dir[0] = '\0';
+}
+
+int file_test_set_up(void **state)
+{
+    static struct file_test t;
+    scratch_make(&t.scratch);
+    t.live_bytes = mem_live_bytes();
+    *state = &t;
+    return 0;
+}
+
+int file_test_tear_down(void **state)
+{
+    struct file_test *t = *state;
+    file_fail_at(0);
+    scratch_remove(&t->scratch);
+    return mem_live_bytes() == t->live_bytes ? 0 : -1;
 }

@@ -62,6 +62,20 @@ int scratch_count(const struct scratch *scratch);
 /** scratch_remove() - delete the folder and all in it. */
 void scratch_remove(struct scratch *scratch);
 
+/* The state of a test of files: a folder, room for a path in it, and what was allocated before. */
+struct file_test {
+    struct scratch scratch;
+    char path[512];
+    int64_t live_bytes;
+};
+
+/** file_test_set_up() - *state is a struct file_test with a fresh folder. Return: 0. */
+int file_test_set_up(void **state);
+
+/** file_test_tear_down() - no call of file.h fails any longer, and the folder is gone.
+ * Return: 0; -1: the test left memory allocated. */
+int file_test_tear_down(void **state);
+
 C_END
 
 #endif
