@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes the golden numbers in tests/data/golden again, with PyTorch and transformers from PyPI in
+# Makes the golden numbers in tests/data again, with PyTorch and transformers from PyPI in
 # an environment of their own. The files are committed; review the difference.
 set -eu
 cd "$(dirname "$0")/.."
@@ -14,4 +14,4 @@ for generator in scripts/golden_*.py; do
     echo "== $generator"
     HF_HUB_OFFLINE=1 "$venv/bin/python" "$generator"
 done
-git status --short tests/data/golden
+git status --short tests/data
