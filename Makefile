@@ -41,7 +41,7 @@ WARN := -Wall -Wextra -Wshadow -Wvla -Wundef -Wformat=2 -Wstrict-prototypes -Wmi
 OPT  := $(if $(filter 1,$(DEBUG)),-O1 -DTESSERA_DEBUG,-O2)
 SANF := $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer)
 DEFS := $(if $(filter heap,$(MEM)),-DTESSERA_MEM_HEAP) $(if $(HAVE_CUDA),-DTESSERA_CUDA) $(if $(HAVE_MPI),-DTESSERA_MPI)
-CFLAGS_ALL  := -std=c11 -D_GNU_SOURCE -ffp-contract=off $(OPT) -g $(WARN) $(SANF) $(DEFS) -I. $(LIB_CFLAGS) $(CFLAGS)
+CFLAGS_ALL  := -std=c11 -D_GNU_SOURCE -ffp-contract=off $(OPT) -g $(WARN) $(SANF) $(DEFS) -I. -I$(BUILD)/gen $(LIB_CFLAGS) $(CFLAGS)
 LDFLAGS_ALL := $(SANF) $(LDFLAGS)
 NVCCFLAGS_ALL := -std=c++17 -O3 -g -lineinfo --fmad=true $(CUDA_GENCODE) $(DEFS) -I. \
                  -Xcompiler -Wall,-Wextra,-Wno-missing-field-initializers $(if $(filter 1,$(WERROR)),--Werror all-warnings) $(NVCCFLAGS)
@@ -65,7 +65,7 @@ TEST_LIB  := $(sort $(wildcard tests/support/*.c))
 BENCH_SRC := $(sort $(wildcard bench/*.c))
 
 obj = $(patsubst %,$(BUILD)/%.o,$(1))
-LIB_OBJ  := $(call obj,$(LIB_SRC) $(CU_SRC))
+LIB_OBJ  := $(call obj,$(LIB_SRC) $(CU_SRC)) $(BUILD)/io/tensorboard.pb-c.o
 TESTS    := $(patsubst tests/%.c,$(BUILD)/tests/%,$(TEST_SRC))
 BENCHES  := $(patsubst bench/%.c,$(BUILD)/bench/%,$(BENCH_SRC))
 LIBTESS  := $(BUILD)/libtessera.a
@@ -95,6 +95,19 @@ $(BUILD)/flags: FORCE
 
 # Own loops: nothing reads errno or floating-point traps.
 $(BUILD)/engine/ops/%.c.o: EXTRA := $(if $(filter 1,$(DEBUG)),,-O3) -fno-math-errno -fno-trapping-math
+
+# Messages of other programs' files: code is generated from io/*.proto.
+GEN := $(BUILD)/gen
+$(GEN)/%.pb-c.c $(GEN)/%.pb-c.h: %.proto
+	@mkdir -p $(@D)
+	@echo "  PROTO $<"
+	$(Q)protoc-c --c_out=$(GEN) $<
+
+$(BUILD)/io/tensorboard.c.o: $(GEN)/io/tensorboard.pb-c.h
+$(BUILD)/%.pb-c.o: $(GEN)/%.pb-c.c $(BUILD)/flags
+	@mkdir -p $(@D)
+	@echo "  CC    $<"
+	$(Q)$(CC) $(CFLAGS_ALL) -c $< -o $@
 
 $(BUILD)/%.c.o: %.c $(BUILD)/flags
 	@mkdir -p $(@D)

@@ -39,7 +39,7 @@ MAY_INCLUDE = {
     "tests": ALL,
     "bench": ALL,
 }
-LIBRARIES = re.compile(r"<(cuda|cublas|nccl|mpi|zstd|hwloc|yaml|jansson|zlib|cblas|utf8proc|xxhash)")
+LIBRARIES = re.compile(r"<(cuda|cublas|nccl|mpi|zstd|hwloc|yaml|jansson|zlib|cblas|utf8proc|xxhash|protobuf|isa-l)")
 STAGE_BLIND = ("engine/model", "engine/ops", "engine/device", "comm", "io")
 CLANG_FORMAT = 14
 MAX_COLUMNS = 100
@@ -140,7 +140,8 @@ def check_includes(path, text):
             continue
         name = name[1:-1]
         target = module_of(name)
-        if target is None or not os.path.isfile(name):
+        generated = name.removesuffix(".pb-c.h") + ".proto"
+        if target is None or not os.path.isfile(generated if name.endswith(".pb-c.h") else name):
             finding(path, line, f'"{name}" is no file of the tree (paths start at its root)')
         elif target != module and target not in MAY_INCLUDE[module]:
             finding(path, line, f"{module} must not include {target} ({name})")

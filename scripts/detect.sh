@@ -5,7 +5,7 @@
 # Exit 1, with one line a problem, when something needed is missing.
 set -u
 output=$1
-key="CC=$CC NVCC=$NVCC CUDA=$CUDA CUDA_ARCH=$CUDA_ARCH MPI=$MPI($(command -v mpicc)) PKG=${PKG_CONFIG_PATH:-}"
+key="CC=$CC NVCC=$NVCC CUDA=$CUDA CUDA_ARCH=$CUDA_ARCH MPI=$MPI($(command -v mpicc)) PKG=${PKG_CONFIG_PATH:-} script=$(cksum <"$0")"
 if [ -f "$output" ] && grep -qxF "# $key" "$output"; then
     exit 0
 fi
@@ -39,6 +39,9 @@ need jansson jansson jansson.h json_loadb -ljansson
 need utf8proc libutf8proc utf8proc.h utf8proc_decompose_char -lutf8proc
 need xxHash libxxhash xxhash.h XXH3_64bits -lxxhash
 need zlib zlib zlib.h gzopen -lz
+need protobuf-c libprotobuf-c protobuf-c/protobuf-c.h protobuf_c_message_pack -lprotobuf-c
+need ISA-L libisal isa-l/crc.h crc32_iscsi -lisal
+command -v protoc-c >/dev/null || missing="$missing protoc-c"
 need zstd libzstd zstd.h ZSTD_compressCCtx -lzstd
 if [ -n "$missing" ]; then
     echo "missing:$missing (run \`make deps\`)" >&2

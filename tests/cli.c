@@ -354,7 +354,7 @@ static void b110_b111_one_metrics_file_holds_every_step(void **state)
     assert_true(is_there("out/metrics.jsonl") && is_there("out/summary.json"));
     assert_true(is_there("out/config.yaml") && is_there("out/predictions.json"));
     assert_true(is_there("out/nbest.json"));
-    assert_in_range(scratch_count(&out), 5, 7); /* null odds and weights may be there, too */
+    assert_in_range(scratch_count(&out), 7, 9); /* null odds and weights may be there, too */
     read_output(&text, "out/metrics.jsonl");
     assert_int_equal(count_lines(text.data, "\"grad_norm\":"), 4);
     assert_int_equal(count_lines(text.data, "\"evaluation\":\"eval\""), 2);
@@ -511,6 +511,7 @@ static void a_full_disk_ends_the_run_with_whole_lines(void **state)
     struct run_config c = tiny(2, 2, 500);
     c.data.eval[0] = '\0';
     c.output.log_every = 1000;
+    c.output.tensorboard = false; /* metrics.jsonl is what grows fastest then */
     start((const char *const[]){"train", "--config", put_config(&c), NULL}, 8000, NULL);
     wait_for_end();
     expect(1, NULL, "metrics.jsonl");

@@ -88,6 +88,7 @@ struct run_config {
     struct {
         char dir[CONFIG_TEXT_BYTES];
         int64_t log_every;
+        bool tensorboard;
     } output;
     struct {
         int64_t every;                  /* steps between checkpoints; 0 = none */

@@ -160,6 +160,8 @@ const struct config_field config_fields[] = {
     TEXT(output, dir, "runs/run",
          "Folder for metrics, predictions and the resolved configuration."),
     INT(output, log_every, 10, 1, INT64_MAX, "Steps between progress lines."),
+    BOOL(output, tensorboard, true,
+         "Write TensorBoard's event files to the folder's tensorboard/ too."),
 
     INT(checkpoint, every, 0, 0, INT64_MAX,
         "Steps between checkpoints, in the output folder's checkpoints/; one more at the end of "

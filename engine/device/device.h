@@ -96,8 +96,9 @@ struct device {
     enum dtype param_dtype; /* of weights and activations in FORWARD and BACKWARD */
     int index;              /* local GPU number; 0 on the CPU */
     int threads;            /* CPU threads of this rank, >= 1 */
-    bool fixed_rows; /* tensors have the length class's rows, not the batch's (CUDA graphs) */
-    char name[128];  /* "NVIDIA H100 80GB HBM3", "AMD EPYC 7B13, OpenBLAS Haswell" */
+    bool fixed_rows;   /* tensors have the length class's rows, not the batch's (CUDA graphs) */
+    bool asynchronous; /* issuing returns before the work is done */
+    char name[128];    /* "NVIDIA H100 80GB HBM3", "AMD EPYC 7B13, OpenBLAS Haswell" */
     struct stream streams[STREAM_COUNT];
     struct progress *progress; /* owned; pinned host memory that the device writes */
     size_t context_bytes;      /* device_memory_used() when the device had just been opened */

@@ -403,6 +403,7 @@ enum status device_cuda_open(struct device **out, enum precision_kind precision,
     device->index = local_rank;
     device->threads = 1;
     device->fixed_rows = true;
+    device->asynchronous = true;
     device->param_dtype = precision == PRECISION_FP32 ? DTYPE_F32 : DTYPE_BF16;
     enum status st = ST_OK;
     TRY_GOTO(st, out, set_up(device));

@@ -11,6 +11,7 @@
 #include "engine/base/arena.h"
 #include "engine/base/log.h"
 #include "engine/base/out.h"
+#include "engine/train/peak.h"
 
 double clock_s(void)
 {
@@ -26,38 +27,7 @@ double metric_value(enum stop_metric metric, const struct evaluation *e)
                                : e->score.all.exact;
 }
 
-/* ---- JSON by hand: records of numbers, no allocation in a step ---- */
-
-struct record {
-    char text[4096];
-    size_t used;
-};
-
-static void put(struct record *r, const char *fmt, ...) PRINTF_LIKE(2, 3);
-static void put(struct record *r, const char *fmt, ...)
-{
-    va_list args;
-    va_start(args, fmt);
-    int n = vsnprintf(r->text + r->used, sizeof r->text - r->used, fmt, args);
-    va_end(args);
-    ASSERT(n >= 0 && (size_t)n < sizeof r->text - r->used);
-    r->used += (size_t)n;
-}
-
-static void put_real(struct record *r, const char *key, double value)
-{
-    if (isfinite(value))
-        put(r, ",\"%s\":%.17g", key, value);
-    else
-        put(r, ",\"%s\":null", key);
-}
-
 /* ---- open ---- */
-
-static bool goes_on(const struct run_config *config)
-{
-    return config->checkpoint.resume[0] != '\0' || config->checkpoint.resume_or_start;
-}
 
 enum status metrics_open(struct metrics *m, const struct run_config *config)
 {
@@ -67,7 +37,6 @@ enum status metrics_open(struct metrics *m, const struct run_config *config)
     enum status st = ST_OK;
     memset(m, 0, sizeof *m);
     m->config = config;
-    m->log.fd = -1;
     m->terminal = isatty(STDERR_FILENO);
     m->start_s = clock_s();
     TRY(mem_alloc(&m->epochs, sizeof *m->epochs * METRICS_MAX_EPOCHS));
@@ -75,41 +44,19 @@ enum status metrics_open(struct metrics *m, const struct run_config *config)
     TRY(path_join(path, sizeof path, config->output.dir, "config.yaml"));
     TRY_GOTO(st, out, config_write(config, &text, &bytes));
     TRY_GOTO(st, out, file_write(path, text, bytes));
-    TRY_GOTO(st, out, path_join(path, sizeof path, config->output.dir, "metrics.jsonl"));
-    TRY_GOTO(st, out,
-             goes_on(config) ? file_log_reopen(&m->log, path) : file_log_open(&m->log, path));
+    TRY_GOTO(st, out, metrics_log_open(&m->log, config));
 out:
     mem_free(&text);
     return st;
 }
 
-/* Where the records of steps up to @step end: whole lines only. */
-static size_t records_up_to(const struct file_text *text, int64_t step)
+enum status metrics_plan(struct metrics *m, const struct metrics_plan *plan)
 {
-    static const char KEY[] = "\"step\":";
-    const char *at = text->data, *end;
-    while ((end = strchr(at, '\n')) != NULL) {
-        const char *found = strstr(at, KEY);
-        if (found == NULL || found > end || strtoll(found + sizeof KEY - 1, NULL, 10) > step)
-            break;
-        at = end + 1;
-    }
-    return (size_t)(at - text->data);
-}
-
-enum status metrics_plan(struct metrics *m, int64_t total_steps, int64_t steps_per_epoch,
-                         int64_t first_step)
-{
-    struct file_text text = {NULL, 0};
-    m->total_steps = total_steps;
-    m->steps_per_epoch = steps_per_epoch;
-    if (!goes_on(m->config))
-        return ST_OK;
-    TRY(file_read(&text, m->log.path));
-    size_t kept = first_step > 0 ? records_up_to(&text, first_step) : 0;
-    enum status st = kept < text.bytes ? file_log_cut(&m->log, kept) : ST_OK;
-    mem_free(&text.data);
-    return st;
+    m->total_steps = plan->total_steps;
+    m->steps_per_epoch = plan->steps_per_epoch;
+    m->world_size = plan->world_size;
+    m->peak = peak_flops(plan->device, plan->dtype);
+    return metrics_log_begin(&m->log, plan->first_step, plan->account);
 }
 
 void metrics_close(struct metrics *m)
@@ -117,7 +64,7 @@ void metrics_close(struct metrics *m)
     if (m->config == NULL)
         return;
     mem_free(&m->epochs);
-    if (m->log.fd >= 0 && file_log_close(&m->log) != ST_OK)
+    if (metrics_log_close(&m->log) != ST_OK)
         log_warn("metrics", "%s", status_message());
     memset(m, 0, sizeof *m);
 }
@@ -153,10 +100,19 @@ static void show_progress(const struct metrics *m, const struct step_state *r, d
         log_info("train", "%s", line);
 }
 
-enum status metrics_step(struct metrics *m, const struct step_state *r, double ms)
+/* A rank's operations in 10^12 a second. */
+static double tflops(const struct metrics *m, double flops, double seconds)
 {
-    struct record rec = {.used = 0};
-    double epoch = (double)(r->host.step + 1) / (double)m->steps_per_epoch;
+    return seconds > 0 ? flops * 1e-12 / (seconds * m->world_size) : (double)NAN;
+}
+
+static double mfu(const struct metrics *m, double rank_tflops)
+{
+    return m->peak > 0 ? rank_tflops * 1e12 / m->peak : (double)NAN;
+}
+
+enum status metrics_step(struct metrics *m, const struct step_state *r, double ms, double flops)
+{
     int64_t index = r->host.step / m->steps_per_epoch;
     if (m->steps == 0)
         m->first_loss = r->loss;
@@ -164,6 +120,7 @@ enum status metrics_step(struct metrics *m, const struct step_state *r, double m
     m->steps++;
     m->sequences += r->sequences;
     m->tokens += r->tokens;
+    m->flops += flops;
     m->skipped += r->skip;
     m->train_s += ms * 1e-3;
     if (index < METRICS_MAX_EPOCHS && isfinite(r->loss)) {
@@ -171,55 +128,27 @@ enum status metrics_step(struct metrics *m, const struct step_state *r, double m
         m->epochs[index].steps++;
         m->epoch_count = index + 1;
     }
-    put(&rec, "{\"step\":%" PRId64, r->host.step + 1);
-    put_real(&rec, "epoch", epoch);
-    put_real(&rec, "loss", r->loss);
-    put_real(&rec, "lr", (double)r->lr);
-    put_real(&rec, "grad_norm", r->grad_norm);
-    put(&rec, ",\"sequences\":%" PRId64 ",\"tokens\":%" PRId64, r->sequences, r->tokens);
-    put_real(&rec, "ms", ms);
-    put(&rec, ",\"skipped\":%s}\n", r->skip ? "true" : "false");
-    TRY(file_log_append(&m->log, rec.text, rec.used));
-    show_progress(m, r, epoch);
+    struct step_metrics s = {.step = r->host.step + 1,
+                             .epoch = (double)(r->host.step + 1) / (double)m->steps_per_epoch,
+                             .loss = r->loss,
+                             .lr = (double)r->lr,
+                             .grad_norm = r->grad_norm,
+                             .sequences = r->sequences,
+                             .tokens = r->tokens,
+                             .ms = ms,
+                             .tflops = tflops(m, flops, ms * 1e-3),
+                             .skipped = r->skip};
+    s.mfu = mfu(m, s.tflops);
+    TRY(metrics_log_step(&m->log, &s));
+    show_progress(m, r, s.epoch);
     return ST_OK;
 }
 
 /* ---- evaluations ---- */
 
-static void put_score(struct record *rec, const struct evaluation *e, bool version_2)
-{
-    const struct score_result *s = &e->score;
-    put(rec, "\"step\":%" PRId64, e->step);
-    put_real(rec, "epoch", e->epoch);
-    put_real(rec, "loss", e->loss);
-    put_real(rec, "exact_match", s->all.exact);
-    put_real(rec, "f1", s->all.f1);
-    put(rec, ",\"total\":%" PRId64, s->all.total);
-    if (version_2) {
-        put_real(rec, "HasAns_exact", s->has_answer.exact);
-        put_real(rec, "HasAns_f1", s->has_answer.f1);
-        put(rec, ",\"HasAns_total\":%" PRId64, s->has_answer.total);
-        put_real(rec, "NoAns_exact", s->no_answer.exact);
-        put_real(rec, "NoAns_f1", s->no_answer.f1);
-        put(rec, ",\"NoAns_total\":%" PRId64, s->no_answer.total);
-    }
-    if (s->has_best) {
-        put_real(rec, "best_exact", s->best_exact);
-        put_real(rec, "best_exact_thresh", s->best_exact_thresh);
-        put_real(rec, "best_f1", s->best_f1);
-        put_real(rec, "best_f1_thresh", s->best_f1_thresh);
-    }
-    put(rec, ",\"windows\":%" PRId64, e->windows);
-    put_real(rec, "ms", e->ms);
-}
-
 enum status metrics_evaluation(struct metrics *m, const struct evaluation *e)
 {
-    struct record rec = {.used = 0};
-    put(&rec, "{\"evaluation\":\"%s\",", e->split);
-    put_score(&rec, e, m->config->data.version_2);
-    put(&rec, "}\n");
-    TRY(file_log_append(&m->log, rec.text, rec.used));
+    TRY(metrics_log_evaluation(&m->log, e));
     log_info("eval",
              "%s questions at step %" PRId64 ": loss %.4f  EM %.2f  F1 %.2f  (%" PRId64
              " questions, %.1f s)",
@@ -251,10 +180,11 @@ static void print_epochs(const struct metrics *m)
 
 static void put_bytes(struct record *rec, const char *key, const size_t bytes[CATEGORY_COUNT])
 {
-    put(rec, ",\"%s\":{", key);
+    record_put(rec, ",\"%s\":{", key);
     for (int c = 0; c < CATEGORY_COUNT; c++)
-        put(rec, "%s\"%s\":%zu", c > 0 ? "," : "", category_name((enum category)c), bytes[c]);
-    put(rec, "}");
+        record_put(rec, "%s\"%s\":%zu", c > 0 ? "," : "", category_name((enum category)c),
+                   bytes[c]);
+    record_put(rec, "}");
 }
 
 enum status metrics_finish(struct metrics *m, const struct account *account, int world_size,
@@ -264,33 +194,37 @@ enum status metrics_finish(struct metrics *m, const struct account *account, int
     char path[1200];
     double wall = clock_s() - m->start_s, train_s = m->train_s > 0 ? m->train_s : 1e-9;
     print_epochs(m);
-    put(&rec, "{\"ended\":\"%s\",\"device\":\"%s\",\"world_size\":%d,\"zero_stage\":%" PRId64,
-        ended, device, world_size, m->config->train.zero_stage);
-    put(&rec, ",\"steps\":%" PRId64 ",\"skipped\":%" PRId64, m->steps, m->skipped);
-    put(&rec, ",\"sequences\":%" PRId64 ",\"tokens\":%" PRId64, m->sequences, m->tokens);
-    put_real(&rec, "wall_s", wall);
-    put_real(&rec, "train_s", m->train_s);
-    put_real(&rec, "sequences_per_s", (double)m->sequences / train_s);
-    put_real(&rec, "tokens_per_s", (double)m->tokens / train_s);
-    put_real(&rec, "first_loss", m->first_loss);
-    put_real(&rec, "last_loss", m->last_loss);
-    put(&rec, ",\"bytes_per_rank\":{\"arena\":%zu,\"live_peak\":%zu,\"persistent\":%zu",
-        account->arena_bytes, account->live_peak_bytes, account->persistent_bytes);
+    record_put(&rec,
+               "{\"ended\":\"%s\",\"device\":\"%s\",\"world_size\":%d,\"zero_stage\":%" PRId64,
+               ended, device, world_size, m->config->train.zero_stage);
+    record_put(&rec, ",\"steps\":%" PRId64 ",\"skipped\":%" PRId64, m->steps, m->skipped);
+    record_put(&rec, ",\"sequences\":%" PRId64 ",\"tokens\":%" PRId64, m->sequences, m->tokens);
+    record_real(&rec, "wall_s", wall);
+    record_real(&rec, "train_s", m->train_s);
+    record_real(&rec, "sequences_per_s", (double)m->sequences / train_s);
+    record_real(&rec, "tokens_per_s", (double)m->tokens / train_s);
+    record_real(&rec, "tflops_per_rank", tflops(m, m->flops, m->train_s));
+    record_real(&rec, "mfu", mfu(m, tflops(m, m->flops, m->train_s)));
+    record_real(&rec, "first_loss", m->first_loss);
+    record_real(&rec, "last_loss", m->last_loss);
+    record_put(&rec, ",\"bytes_per_rank\":{\"arena\":%zu,\"live_peak\":%zu,\"persistent\":%zu",
+               account->arena_bytes, account->live_peak_bytes, account->persistent_bytes);
     put_bytes(&rec, "at_peak", account->at_peak);
     put_bytes(&rec, "own_max", account->own_max);
-    put(&rec, "}");
+    record_put(&rec, "}");
     if (m->card.all > 0)
-        put(&rec,
+        record_put(
+            &rec,
             ",\"card_bytes\":{\"context\":%zu,\"library\":%zu,\"communicator\":%zu,\"arena\":%zu,"
             "\"set_up\":%zu,\"graphs\":%zu,\"first_steps\":%zu,\"later\":%zu,\"all\":%zu}",
             m->card.context, m->card.library, m->card.communicator, m->card.arena, m->card.set_up,
             m->card.graphs, m->card.first_steps, m->card.later, m->card.all);
     if (m->has_eval) {
-        put(&rec, ",\"evaluation\":{");
-        put_score(&rec, &m->last_eval, m->config->data.version_2);
-        put(&rec, "}");
+        record_put(&rec, ",\"evaluation\":{");
+        record_score(&rec, &m->last_eval, m->config->data.version_2);
+        record_put(&rec, "}");
     }
-    put(&rec, "}\n");
+    record_put(&rec, "}\n");
     TRY(path_join(path, sizeof path, m->config->output.dir, "summary.json"));
     return file_write(path, rec.text, rec.used);
 }

@@ -1,17 +1,11 @@
 /*
  * engine/train/metrics.h - what a run tells people: console lines and the output folder.
  *
- *     metrics.jsonl   an object a step:
- *                       {"step":1,"epoch":0.01,"loss":..,"lr":..,"grad_norm":..,"sequences":..,
- *                        "tokens":..,"ms":..,"skipped":false}
- *                     an object an evaluation ("train" is the questions trained on):
- *                       {"evaluation":"eval","step":..,"epoch":..,"loss":..,"exact_match":..,
- *                        "f1":..,"total":..,"windows":..,"ms":..}
- *     summary.json    the run as a whole, once, at its end
+ *     metrics.jsonl, metrics.csv, tensorboard/    what happens step by step (metrics_log.h)
+ *     summary.json                                the run as a whole, once, at its end
  *
- * Reals have 17 significant digits; a number that is not finite is null. Rank 0 alone has one of
- * these. On a terminal the progress is one live line, otherwise plain lines every output.log_every
- * steps.
+ * Rank 0 alone has one of these. On a terminal the progress is one live line, otherwise plain lines
+ * every output.log_every steps.
  */
 #ifndef ENGINE_TRAIN_METRICS_H
 #define ENGINE_TRAIN_METRICS_H
@@ -20,20 +14,11 @@
 #include <stdint.h>
 
 #include "engine/base/config.h"
-#include "engine/base/file.h"
 #include "engine/ops/step.h"
-#include "io/score.h"
+#include "engine/train/metrics_log.h"
 #include "shard/account.h"
 
 C_BEGIN
-
-struct evaluation {
-    const char *split; /* "eval", "train" */
-    int64_t step;
-    double epoch, loss, ms;
-    int64_t windows;
-    struct score_result score;
-};
 
 struct epoch_loss {
     double sum;
@@ -60,11 +45,13 @@ enum { METRICS_MAX_EPOCHS = 4096 };
 
 struct metrics {
     const struct run_config *config; /* borrowed */
-    struct file_log log;
+    struct metrics_log log;
     bool terminal;
     int64_t total_steps, steps_per_epoch;
     double start_s, train_s; /* seconds: of the clock at the start; spent in training steps */
     int64_t steps, sequences, tokens, skipped;
+    int world_size;
+    double peak, flops; /* of one card a second, 0 if not known; of all ranks so far */
     double first_loss, last_loss;
     struct epoch_loss *epochs; /* owned; METRICS_MAX_EPOCHS */
     int64_t epoch_count;
@@ -77,15 +64,26 @@ struct metrics {
  * from a checkpoint, metrics.jsonl goes on too. ST_IO. */
 MUST_CHECK enum status metrics_open(struct metrics *m, const struct run_config *config);
 
-/**
- * metrics_plan() - how long the run will be.
- * @first_step: steps that were done before; records of later ones, which will be done again, go.
- */
-MUST_CHECK enum status metrics_plan(struct metrics *m, int64_t total_steps, int64_t steps_per_epoch,
-                                    int64_t first_step);
+/* What a run will be. */
+struct metrics_plan {
+    int64_t total_steps, steps_per_epoch;
+    int64_t first_step; /* steps done before; records of later ones, which will be done again, go */
+    int world_size;
+    const char *device;
+    enum dtype dtype; /* of the matrix products */
+    const struct account *account;
+};
 
-/** metrics_step() - one step's result; @ms since the one before. ST_IO if it cannot be written. */
-MUST_CHECK enum status metrics_step(struct metrics *m, const struct step_state *result, double ms);
+MUST_CHECK enum status metrics_plan(struct metrics *m, const struct metrics_plan *plan);
+
+/**
+ * metrics_step() - one step's result.
+ * @ms: since the one before. @flops: of the model, all ranks together.
+ *
+ * Return: ST_OK; ST_IO if it cannot be written.
+ */
+MUST_CHECK enum status metrics_step(struct metrics *m, const struct step_state *result, double ms,
+                                    double flops);
 MUST_CHECK enum status metrics_evaluation(struct metrics *m, const struct evaluation *e);
 
 /** metrics_finish() - print the loss of each epoch, write summary.json. */

@@ -61,6 +61,17 @@ int64_t sampler_take(const struct sampler *s, int rank, int micro, int32_t *out)
     return n;
 }
 
+void sampler_work(const struct sampler *s, int64_t *tokens, double *squared_lengths)
+{
+    *tokens = 0;
+    *squared_lengths = 0;
+    for (int64_t i = 0; i < s->sample_count; i++) {
+        int64_t length = s->lengths[s->samples[i]];
+        *tokens += length;
+        *squared_lengths += (double)length * (double)length;
+    }
+}
+
 int64_t sampler_tokens(const struct sampler *s, int micro)
 {
     int64_t most = 0;

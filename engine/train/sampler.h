@@ -41,6 +41,9 @@ void sampler_enter(struct sampler *s, int64_t step);
 /** sampler_take() - the samples of one rank's micro-batch of that step, in @out (micro_batch). */
 int64_t sampler_take(const struct sampler *s, int rank, int micro, int32_t *out);
 
+/** sampler_work() - tokens of the global batch, and the sum of its squared lengths. */
+void sampler_work(const struct sampler *s, int64_t *tokens, double *squared_lengths);
+
 /** sampler_tokens() - rows of the fullest rank's micro-batch @micro. */
 int64_t sampler_tokens(const struct sampler *s, int micro);
 

@@ -252,6 +252,14 @@ static enum status run_traced(struct trainer *t, int64_t step, int64_t tokens)
     return ST_OK;
 }
 
+static double step_flops(const struct trainer *t)
+{
+    int64_t tokens;
+    double squared_lengths;
+    sampler_work(&t->sampler, &tokens, &squared_lengths);
+    return model_step_flops(&t->setup.model, tokens, squared_lengths);
+}
+
 static enum status issue_step(struct trainer *t, int64_t step, int signal)
 {
     struct step_slot *slot = &t->slots[step % STEP_SLOTS];
@@ -280,6 +288,8 @@ static enum status issue_step(struct trainer *t, int64_t step, int signal)
     TRY(device_copy(s, slot->result, state, sizeof *slot->result));
     TRY(event_record(&slot->done, s));
     slot->step = step;
+    slot->flops = step_flops(t);
+    slot->issued_s = clock_s();
     return ST_OK;
 }
 
@@ -299,9 +309,10 @@ static enum status finish_step(struct trainer *t, int64_t step, double *last_s)
     const struct step_state *r = slot->result;
     if (!r->agreed)
         return FAIL(COMM, "ranks report different steps; this one is at %" PRId64, step);
-    double now = clock_s();
+    /* On the CPU issuing is doing: the report was there before the next step was issued. */
+    double now = t->device->asynchronous ? clock_s() : slot->issued_s;
     if (t->metrics != NULL)
-        TRY(metrics_step(t->metrics, r, (now - *last_s) * 1e3));
+        TRY(metrics_step(t->metrics, r, (now - *last_s) * 1e3, slot->flops));
     *last_s = now;
     t->stop |= r->stop;
     if (t->signal == 0)
@@ -454,7 +465,15 @@ enum status trainer_run(struct trainer *t, const volatile int *signal_flag)
 {
     t->signal_flag = signal_flag;
     if (t->metrics != NULL)
-        TRY(metrics_plan(t->metrics, t->total_steps, t->sampler.steps_per_epoch, t->first_step));
+        TRY(metrics_plan(t->metrics, &(struct metrics_plan){
+                                         .total_steps = t->total_steps,
+                                         .steps_per_epoch = t->sampler.steps_per_epoch,
+                                         .first_step = t->first_step,
+                                         .world_size = t->comm->world_size,
+                                         .device = t->device->name,
+                                         .dtype = t->device->param_dtype,
+                                         .account = &t->account,
+                                     }));
     enum status st = run_all(t);
     if (t->metrics != NULL)
         t->metrics->card = t->card;

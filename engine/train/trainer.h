@@ -27,7 +27,9 @@ struct step_slot {
     char *block;               /* pinned; index arrays of all micro-batches */
     struct step_state *result; /* pinned */
     struct event done;
-    int64_t step; /* -1: nothing in flight */
+    int64_t step;    /* -1: nothing in flight */
+    double flops;    /* of the model in this step, all ranks together */
+    double issued_s; /* when all of it had been issued */
 };
 
 struct trainer {
