@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "engine/base/arena.h"
+#include "engine/train/gpu_log.h"
 #include "engine/train/peak.h"
 #include "io/tensorboard.pb-c.h"
 #include "tests/support/run.h"
@@ -293,6 +294,22 @@ static void values_that_are_not_finite_are_left_out(void **state)
     assert_int_equal(crc32c((const unsigned char *)"123456789", 9), 0xE3069283); /* RFC 3720 */
 }
 
+/* A card that nobody knows: a warning, and the run goes on without its log. */
+static void a_card_without_nvml_costs_only_its_log(void **state)
+{
+    (void)state;
+    struct gpu_log *log = NULL;
+    struct run_config c = config(1, 1);
+    char path[1500];
+    struct device device = {.bus_id = "ffff:ff:1f.7"};
+    scratch_path(&scratch, c.output.dir, "cards");
+    gpu_log_start(&log, &c, &device, 0);
+    assert_null(log);
+    gpu_log_stop(&log);
+    snprintf(path, sizeof path, "%s/gpu", c.output.dir);
+    assert_null(opendir(path));
+}
+
 /* 989, not the sheet's 1979 with sparsity; H100 is not A100; no guess for other cards. */
 static void b113_the_peak_is_the_dense_one_of_the_named_card(void **state)
 {
@@ -314,6 +331,7 @@ int main(void)
         cmocka_unit_test(a_continued_run_repeats_no_step),
         cmocka_unit_test(tensorboard_can_be_turned_off),
         cmocka_unit_test(values_that_are_not_finite_are_left_out),
+        cmocka_unit_test(a_card_without_nvml_costs_only_its_log),
         cmocka_unit_test(b113_the_peak_is_the_dense_one_of_the_named_card),
     };
     return cmocka_run_group_tests(tests, set_up, run_tear_down);

@@ -89,6 +89,7 @@ struct run_config {
         char dir[CONFIG_TEXT_BYTES];
         int64_t log_every;
         bool tensorboard;
+        double gpu_log_s;
     } output;
     struct {
         int64_t every;                  /* steps between checkpoints; 0 = none */

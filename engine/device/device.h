@@ -99,6 +99,7 @@ struct device {
     bool fixed_rows;   /* tensors have the length class's rows, not the batch's (CUDA graphs) */
     bool asynchronous; /* issuing returns before the work is done */
     char name[128];    /* "NVIDIA H100 80GB HBM3", "AMD EPYC 7B13, OpenBLAS Haswell" */
+    char bus_id[32];   /* of the card, "0000:3b:00.0"; "" on the CPU */
     struct stream streams[STREAM_COUNT];
     struct progress *progress; /* owned; pinned host memory that the device writes */
     size_t context_bytes;      /* device_memory_used() when the device had just been opened */

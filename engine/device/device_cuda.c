@@ -374,6 +374,7 @@ static enum status set_up(struct device *device)
         TRY(stream_open(&device->streams[i]));
     }
     void *words = NULL;
+    TRY(CUDA(cudaDeviceGetPCIBusId(device->bus_id, sizeof device->bus_id, device->index)));
     TRY(alloc_host(device, &words, sizeof *device->progress));
     device->progress = words;
     size_t used = 0;

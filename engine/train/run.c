@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "engine/base/log.h"
+#include "engine/train/gpu_log.h"
 #include "engine/train/interrupt.h"
 #include "engine/train/weights.h"
 
@@ -111,12 +112,15 @@ enum status run_rank(const struct rank_run *r, struct device *device, struct com
 {
     enum status st = ST_OK;
     struct trainer trainer = {0};
+    struct gpu_log *gpu_log = NULL;
     struct executor_options executor = r->options->executor;
     executor.overlap = r->config->train.overlap;
     TRY_GOTO(st, out,
              trainer_open(&trainer, r->config, r->data, device, comm, r->metrics, &executor));
-    if (!r->options->quiet)
+    if (!r->options->quiet) {
         TRY_GOTO(st, out, banner(&trainer));
+        gpu_log_start(&gpu_log, r->config, device, comm->rank);
+    }
     TRY_GOTO(st, out, trainer_trace(&trainer, &r->options->trace));
     if (r->options->at_start != NULL)
         r->options->at_start(r->options->context, &trainer);
@@ -131,6 +135,7 @@ enum status run_rank(const struct rank_run *r, struct device *device, struct com
 out:
     if (st != ST_OK && st != ST_INTERRUPTED)
         comm_abort(comm, status_message());
+    gpu_log_stop(&gpu_log);
     trainer_close(&trainer);
     return st;
 }
