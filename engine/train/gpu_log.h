@@ -18,7 +18,7 @@ C_BEGIN
 
 struct gpu_log; /* opaque */
 
-/** gpu_log_start() - NULL in @out where there is nothing to log, and after a failure (a warning). */
+/** gpu_log_start() - NULL in @out where there is nothing to log, or after a failure (a warning). */
 void gpu_log_start(struct gpu_log **out, const struct run_config *config,
                    const struct device *device, int rank);
 

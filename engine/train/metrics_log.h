@@ -13,8 +13,8 @@
  *
  * Values are those of all ranks together and rank 0 alone writes, so no two ranks race for a file.
  * tflops is a rank's share of the model's operations (recomputed ones not counted) in 10^12 a
- * second, mfu its part of the card's peak (engine/train/peak.h). Reals have 17 significant digits; a
- * number that is not finite or not known is null, in the CSV an empty field.
+ * second, mfu its part of the card's peak (engine/train/peak.h). Reals have 17 significant digits;
+ * what is not finite or not known is null, in the CSV an empty field.
  *
  * In a run that goes on from a checkpoint the files go on too; what they say of steps that will be
  * done again is taken out.
