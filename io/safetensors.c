@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include "engine/base/file.h"
+#include "io/half.h"
 #include "io/json_file.h"
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "data is copied as it lies in the file");
@@ -294,265 +295,19 @@ const struct safetensors_tensor *safetensors_find(const struct safetensors *st, 
 
 /* ---- data, read ------------------------------------------------------------------------------ */
 
-/* IEEE 754 binary16: 5 bits of exponent (bias 15), 10 of fraction. */
-static uint32_t widen_half(uint16_t h)
-{
-    uint32_t sign = (uint32_t)(h & 0x8000u) << 16, exponent = (h >> 10) & 31u, fraction = h & 1023u;
-    if (exponent == 31)
-        return sign | 0x7F800000u | fraction << 13;
-    if (exponent > 0)
-        return sign | (exponent + 112u) << 23 | fraction << 13;
-    if (fraction == 0)
-        return sign;
-    exponent = 113; /* subnormal: shift until the leading one is implicit */
-    while ((fraction & 1024u) == 0) {
-        fraction <<= 1;
-        exponent--;
-    }
-    return sign | exponent << 23 | (fraction & 1023u) << 13;
-}
-
-/* @out holds the 16-bit values in its upper half: element i is read before it is overwritten. */
-static void widen(float *out, int64_t count, bool is_half)
-{
-    const char *narrow = (const char *)out + 2 * count;
-    for (int64_t i = 0; i < count; i++) {
-        uint16_t h;
-        memcpy(&h, narrow + 2 * i, sizeof h);
-        uint32_t word = is_half ? widen_half(h) : (uint32_t)h << 16;
-        memcpy(out + i, &word, sizeof word);
-    }
-}
-
 enum status safetensors_read(const struct safetensors *st, const struct safetensors_tensor *tensor,
                              int64_t first, int64_t count, float *out)
 {
     ASSERT(first >= 0 && count >= 0 && first <= tensor->numel && count <= tensor->numel - first);
-    bool is_half = strcmp(tensor->dtype, "F16") == 0;
+    bool is_f16 = strcmp(tensor->dtype, "F16") == 0;
     if (strcmp(tensor->dtype, "F32") == 0)
         return read_exactly(st->fd, st->path, out, (size_t)count * sizeof *out,
                             tensor->first_byte + first * 4);
-    if (!is_half && strcmp(tensor->dtype, "BF16") != 0)
+    if (!is_f16 && strcmp(tensor->dtype, "BF16") != 0)
         return FAIL(UNSUPPORTED, "%s: tensor \"%.200s\" is %s; F32, F16 and BF16 are read",
                     st->path, tensor->name, tensor->dtype);
-    TRY(read_exactly(st->fd, st->path, (char *)out + 2 * count, (size_t)count * 2,
-                     tensor->first_byte + first * 2));
-    widen(out, count, is_half);
+    char *narrow = (char *)out + 2 * count; /* the upper half: widening reads ahead of its writes */
+    TRY(read_exactly(st->fd, st->path, narrow, (size_t)count * 2, tensor->first_byte + first * 2));
+    half_widen(out, narrow, count, is_f16 ? HALF_F16 : HALF_BF16);
     return ST_OK;
-}
-
-/* ---- the header, written --------------------------------------------------------------------- */
-
-/* Sizes and places in the data; the header's length is not known yet. */
-static enum status size_tensors(struct safetensors_tensor *tensors, int count)
-{
-    int64_t end = 0;
-    for (int i = 0; i < count; i++) {
-        struct safetensors_tensor *t = &tensors[i];
-        ASSERT(t->dims >= 0 && t->dims <= SAFETENSORS_MAX_DIMS);
-        t->dtype = "F32";
-        t->numel = 1;
-        t->first_byte = end;
-        bool overflow = false;
-        for (int k = 0; k < t->dims; k++)
-            overflow |= __builtin_mul_overflow(t->numel, t->shape[k], &t->numel);
-        overflow |= __builtin_mul_overflow(t->numel, (int64_t)sizeof(float), &t->bytes);
-        overflow |= __builtin_add_overflow(end, t->bytes, &end);
-        if (overflow || t->numel < 0)
-            return FAIL(INVALID, "tensor %s: its size overflows", t->name);
-    }
-    return ST_OK;
-}
-
-static json_t *describe(const struct safetensors_tensor *t)
-{
-    json_t *shape = json_array();
-    for (int i = 0; i < t->dims; i++)
-        json_array_append_new(shape, json_integer(t->shape[i]));
-    return json_pack("{s:s, s:o, s:[I, I]}", "dtype", t->dtype, "shape", shape, "data_offsets",
-                     (json_int_t)t->first_byte, (json_int_t)(t->first_byte + t->bytes));
-}
-
-/* Length, JSON and spaces. @text: mem_free(). Then first_byte counts from the start of the file. */
-static enum status build_header(char **text, size_t *bytes, struct safetensors_tensor *tensors,
-                                int count)
-{
-    enum status st = ST_OK;
-    const size_t flags = JSON_COMPACT | JSON_ENSURE_ASCII;
-    json_t *root = json_pack("{s:{s:s}}", "__metadata__", "format", "pt");
-    TRY_GOTO(st, out, size_tensors(tensors, count));
-    for (int i = 0; i < count; i++)
-        if (json_object_set_new(root, tensors[i].name, describe(&tensors[i])) != 0) {
-            st = FAIL(MEMORY, "out of memory while making a safetensors header");
-            goto out;
-        }
-    size_t used = json_dumpb(root, NULL, 0, flags);
-    uint64_t padded = (uint64_t)round_up((int64_t)used, LENGTH_BYTES);
-    *bytes = LENGTH_BYTES + (size_t)padded;
-    TRY_GOTO(st, out, mem_alloc(text, *bytes));
-    memcpy(*text, &padded, LENGTH_BYTES);
-    memset(*text + LENGTH_BYTES, ' ', (size_t)padded);
-    if (used == 0 || json_dumpb(root, *text + LENGTH_BYTES, used, flags) != used)
-        st = FAIL(MEMORY, "out of memory while making a safetensors header");
-    for (int i = 0; i < count; i++)
-        tensors[i].first_byte += (int64_t)*bytes;
-out:
-    json_decref(root);
-    return st;
-}
-
-/* ---- writing --------------------------------------------------------------------------------- */
-
-static enum status write_exactly(struct safetensors_writer *w, const void *data, size_t bytes,
-                                 int64_t offset)
-{
-    for (size_t done = 0; done < bytes;) {
-        ssize_t n = file_fault_due() ? -1
-                                     : pwrite(w->fd, (const char *)data + done, bytes - done,
-                                              (off_t)(offset + (int64_t)done));
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return FAIL(IO, "%s: %s", w->path, strerror(errno));
-        done += (size_t)n;
-    }
-    return ST_OK;
-}
-
-static enum status place_writer(struct safetensors_writer *w, const char *dir, const char *name,
-                                const char *temporary, const struct safetensors_tensor *tensors,
-                                int count)
-{
-    w->tensors = tensors;
-    w->count = count;
-    TRY(path_join(w->path, sizeof w->path, dir, name));
-    TRY(path_join(w->hidden, sizeof w->hidden, dir, temporary));
-    w->temporary = w->hidden + strlen(w->hidden) - strlen(temporary);
-    return ST_OK;
-}
-
-/* A leftover of a killed process is stepped over. */
-static enum status open_hidden(struct safetensors_writer *w, const char *dir, const char *name,
-                               const struct safetensors_tensor *tensors, int count)
-{
-    for (int attempt = 0; attempt < 1000; attempt++) {
-        char temporary[64];
-        snprintf(temporary, sizeof temporary, ".tessera-%ld-%d.safetensors.tmp", (long)getpid(),
-                 attempt);
-        TRY(place_writer(w, dir, name, temporary, tensors, count));
-        w->fd =
-            file_fault_due() ? -1 : open(w->hidden, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-        if (w->fd >= 0) {
-            w->is_open = w->is_creator = true;
-            return ST_OK;
-        }
-        if (errno != EEXIST)
-            return FAIL(IO, "%s: cannot write in its folder: %s", w->path, strerror(errno));
-    }
-    return FAIL(IO, "%s: its folder is full of temporary files .tessera-*.tmp", w->path);
-}
-
-/* A full disk shows now, not when half of the weights are written. */
-static enum status reserve(struct safetensors_writer *w, int64_t bytes)
-{
-    int error = file_fault_due() ? EIO : posix_fallocate(w->fd, 0, (off_t)bytes);
-    if (error == EOPNOTSUPP || error == EINVAL) /* this file system cannot; set the length only */
-        error = ftruncate(w->fd, (off_t)bytes) == 0 ? 0 : errno;
-    if (error != 0)
-        return FAIL(IO, "%s: no room for its %" PRId64 " bytes: %s", w->path, bytes,
-                    strerror(error));
-    return ST_OK;
-}
-
-enum status safetensors_create(struct safetensors_writer *w, const char *dir, const char *name,
-                               struct safetensors_tensor *tensors, int count)
-{
-    enum status st;
-    char *header = NULL;
-    size_t bytes = 0;
-    TRY_GOTO(st, out, build_header(&header, &bytes, tensors, count));
-    TRY_GOTO(st, out, open_hidden(w, dir, name, tensors, count));
-    int64_t end = (int64_t)bytes;
-    if (count > 0)
-        end = tensors[count - 1].first_byte + tensors[count - 1].bytes;
-    TRY_GOTO(st, out, reserve(w, end));
-    TRY_GOTO(st, out, write_exactly(w, header, bytes, 0));
-out:
-    mem_free(&header);
-    if (st != ST_OK)
-        safetensors_writer_close(w);
-    return st;
-}
-
-enum status safetensors_join(struct safetensors_writer *w, const char *dir, const char *name,
-                             const char *temporary, struct safetensors_tensor *tensors, int count)
-{
-    enum status st;
-    char *header = NULL;
-    size_t bytes = 0;
-    TRY_GOTO(st, out, build_header(&header, &bytes, tensors, count));
-    TRY_GOTO(st, out, place_writer(w, dir, name, temporary, tensors, count));
-    w->fd = file_fault_due() ? -1 : open(w->hidden, O_WRONLY | O_CLOEXEC);
-    if (w->fd < 0)
-        st = FAIL(IO, "%s: cannot open what the first rank created there: %s", w->hidden,
-                  strerror(errno));
-    else
-        w->is_open = true;
-out:
-    mem_free(&header);
-    return st;
-}
-
-enum status safetensors_write_range(struct safetensors_writer *w, int index, int64_t first,
-                                    int64_t count, const float *values)
-{
-    ASSERT(w->is_open && index >= 0 && index < w->count);
-    const struct safetensors_tensor *t = &w->tensors[index];
-    ASSERT(first >= 0 && count >= 0 && first <= t->numel && count <= t->numel - first);
-    return write_exactly(w, values, (size_t)count * sizeof *values,
-                         t->first_byte + first * (int64_t)sizeof *values);
-}
-
-enum status safetensors_sync(struct safetensors_writer *w)
-{
-    ASSERT(w->is_open);
-    if (file_fault_due() || fsync(w->fd) != 0)
-        return FAIL(IO, "%s: %s", w->path, strerror(errno));
-    return ST_OK;
-}
-
-static enum status sync_folder(const struct safetensors_writer *w)
-{
-    char folder[sizeof w->hidden];
-    size_t length = (size_t)(w->temporary - w->hidden);
-    snprintf(folder, sizeof folder, "%.*s", length > 0 ? (int)length : 1,
-             length > 0 ? w->hidden : ".");
-    int fd = file_fault_due() ? -1 : open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    bool failed = fd < 0 || file_fault_due() || (fsync(fd) != 0 && errno != EINVAL);
-    int cause = errno;
-    if (fd >= 0)
-        close(fd);
-    if (failed)
-        return FAIL(IO, "%s: written, but its folder cannot be flushed: %s", w->path,
-                    strerror(cause));
-    return ST_OK;
-}
-
-enum status safetensors_publish(struct safetensors_writer *w)
-{
-    ASSERT(w->is_open && w->is_creator);
-    if (file_fault_due() || rename(w->hidden, w->path) != 0)
-        return FAIL(IO, "%s: %s", w->path, strerror(errno));
-    w->is_creator = false; /* nothing hidden is left to remove */
-    return sync_folder(w);
-}
-
-void safetensors_writer_close(struct safetensors_writer *w)
-{
-    if (!w->is_open)
-        return;
-    close(w->fd);
-    if (w->is_creator)
-        unlink(w->hidden);
-    memset(w, 0, sizeof *w);
 }

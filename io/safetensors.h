@@ -103,8 +103,8 @@ struct safetensors_writer { /* zero-initialise */
 /**
  * safetensors_create() - begin a file: hidden, with its header, and room for all data.
  * @dir, @name: where it will stand; the folder is there.
- * @tensors: name, dims and shape are given; the rest is filled in (all F32, in this order). It has
- * to live as long as @w.
+ * @tensors: name, dims, shape and dtype ("F32", "F16", "BF16"; NULL is "F32") are given; the rest
+ * is filled in, data in this order. It has to live as long as @w.
  *
  * Return: ST_OK; ST_IO (no such folder, not writable, disk full: nothing is left behind);
  * ST_INVALID (a path that is too long, a size that overflows); ST_MEMORY.
@@ -121,7 +121,13 @@ MUST_CHECK enum status safetensors_join(struct safetensors_writer *w, const char
                                         const char *name, const char *temporary,
                                         struct safetensors_tensor *tensors, int count);
 
-/** safetensors_write_range() - elements [first, first + count) of tensor @index. ST_OK; ST_IO. */
+/**
+ * safetensors_write_range() - elements [first, first + count) of tensor @index, rounded to its
+ * dtype (io/half.h).
+ *
+ * Return: ST_OK; ST_INVALID (a finite value beyond the largest of the dtype: it and its place are
+ * named); ST_IO.
+ */
 MUST_CHECK enum status safetensors_write_range(struct safetensors_writer *w, int index,
                                                int64_t first, int64_t count, const float *values);
 

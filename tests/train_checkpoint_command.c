@@ -146,7 +146,7 @@ static void diff_finds_the_largest_difference_of_large_states(void **state)
 static void wrong_arguments_are_told(void **state)
 {
     struct fixture *f = *state;
-    assert_fails(run(f, NULL, NULL, NULL), ST_INVALID, "list, show, verify or diff?");
+    assert_fails(run(f, NULL, NULL, NULL), ST_INVALID, "list, show, verify, diff, reshard");
     assert_fails(run(f, "lsit", "x", NULL), ST_INVALID, "unknown action \"lsit\"");
     assert_fails(run(f, "diff", "x", NULL), ST_INVALID, "takes 2 paths");
     assert_fails(run(f, "show", "--all", NULL), ST_INVALID, "--all");

@@ -41,7 +41,7 @@ struct run_config {
         int64_t vocab_size, hidden, layers, heads, ffn, max_positions, type_vocab;
         double hidden_dropout, attention_dropout, qa_dropout, norm_eps, init_range;
         bool cased;
-        char init_from[CONFIG_TEXT_BYTES]; /* folder of a Hugging Face model; "" = random weights */
+        char init_from[CONFIG_TEXT_BYTES]; /* a Hugging Face folder or a checkpoint; "" = random */
     } model;
     struct {
         char train[CONFIG_TEXT_BYTES], eval[CONFIG_TEXT_BYTES], vocab[CONFIG_TEXT_BYTES];
@@ -98,6 +98,7 @@ struct run_config {
         bool async;                     /* write while training goes on */
         char resume[CONFIG_TEXT_BYTES]; /* "latest" or a folder; "" = start anew */
         bool resume_or_start;           /* latest, and no error if there is none */
+        bool export_best;               /* OUTPUT/model has the best one's weights */
     } checkpoint;
 };
 

@@ -79,7 +79,8 @@ const struct config_field config_fields[] = {
     REAL(model, init_range, 0.02, 0.0, DBL_MAX, "Standard deviation of random initial weights."),
     BOOL(model, cased, false, "Keep case and accents of the text; must suit the vocabulary."),
     TEXT(model, init_from, "",
-         "Folder of a Hugging Face model to start from; empty: random weights."),
+         "Folder of a Hugging Face model, or a checkpoint, whose weights to start from; empty: "
+         "random weights."),
 
     TEXT(data, train, "", "Training questions, SQuAD JSON, plain or gzip."),
     TEXT(data, eval, "", "Evaluation questions, SQuAD JSON, plain or gzip; empty: no evaluation."),
@@ -181,6 +182,9 @@ const struct config_field config_fields[] = {
          "folder; empty: start anew."),
     BOOL(checkpoint, resume_or_start, false,
          "Go on from the latest checkpoint if there is one; otherwise start anew."),
+    BOOL(checkpoint, export_best, false,
+         "At the end the output folder's model/ gets the weights of the best checkpoint, not the "
+         "last ones; without keep_best, which says what is best, the last ones."),
 };
 
 const int config_field_count = sizeof config_fields / sizeof config_fields[0];

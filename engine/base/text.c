@@ -140,3 +140,16 @@ bool text_nearest_offer(struct text_nearest *nearest, const char *name)
     nearest->distance = distance;
     return true;
 }
+
+void text_list_add(struct text_list *list, const char *name)
+{
+    static const char rest[] = ", ...";
+    size_t used = strlen(list->text);
+    list->count++;
+    if (list->left_out > 0 || used + strlen(name) + 2 + sizeof rest > sizeof list->text) {
+        if (list->left_out++ == 0)
+            snprintf(list->text + used, sizeof list->text - used, "%s", rest);
+        return;
+    }
+    snprintf(list->text + used, sizeof list->text - used, "%s%s", used > 0 ? ", " : "", name);
+}

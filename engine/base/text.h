@@ -40,6 +40,14 @@ struct text_nearest {
 /** text_nearest_offer() - consider @name; true if it is now the nearest. Up to 63 bytes. */
 bool text_nearest_offer(struct text_nearest *nearest, const char *name);
 
+/* Names for one line of a message: "a, b, c", and ", ..." when there are too many. */
+struct text_list { /* zero-initialise */
+    char text[3000];
+    int count, left_out;
+};
+
+void text_list_add(struct text_list *list, const char *name);
+
 C_END
 
 #endif

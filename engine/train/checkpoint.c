@@ -11,13 +11,11 @@
 #include "engine/base/file.h"
 #include "engine/base/log.h"
 #include "engine/train/background.h"
+#include "engine/train/checkpoint_model.h"
 #include "engine/train/checkpoint_state.h"
 #include "engine/train/weights.h"
-#include "io/checkpoint.h"
 
-enum { MASTER, ADAM_M, ADAM_V, STATES };
-
-static const char *const state_names[STATES] = {"master", "adam_m", "adam_v"};
+enum { MASTER = CHECKPOINT_MASTER, STATES = CHECKPOINT_STATES };
 
 /* What every rank tells about its part of a save. */
 struct part_result {
@@ -97,23 +95,6 @@ static enum status wait_for_all(struct checkpointer *c, struct trainer *t)
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
-static enum status list_tensors(struct checkpointer *c)
-{
-    const struct model *m = c->model;
-    TRY(checkpoint_frozen_tensors(&c->frozen, m));
-    TRY(mem_alloc(&c->tensors, sizeof *c->tensors * (size_t)m->tensor_count));
-    for (int i = 0; i < m->tensor_count; i++) {
-        const struct model_tensor *from = &m->tensors[i];
-        c->tensors[i] = (struct checkpoint_tensor){
-            .name = from->name, .dims = from->dims, .state_count = c->frozen[i] ? 1 : STATES};
-        for (int k = 0; k < from->dims; k++)
-            c->tensors[i].shape[k] = from->shape[k];
-        for (int k = 0; k < c->tensors[i].state_count; k++)
-            c->tensors[i].states[k] = state_names[k];
-    }
-    return ST_OK;
-}
-
 static enum status make_room(struct checkpointer *c, struct trainer *t)
 {
     size_t units = (size_t)c->model->unit_count, world = (size_t)c->world_size;
@@ -129,7 +110,8 @@ static enum status make_room(struct checkpointer *c, struct trainer *t)
     TRY(mem_alloc(&c->results, sizeof *c->results * world));
     TRY(mem_alloc(&c->files, sizeof *c->files * world));
     TRY(mem_alloc(&c->temps, CHECKPOINT_PATH_BYTES * world));
-    return list_tensors(c);
+    TRY(checkpoint_frozen_tensors(&c->frozen, c->model));
+    return checkpoint_table(&c->tensors, c->model, c->frozen);
 }
 
 enum status checkpointer_open(struct checkpointer **out, struct trainer *t)
@@ -204,7 +186,7 @@ static enum status write_part(void *context, struct weights_part part)
         return ST_OK;
     if (atomic_load(&w->c->abandoned))
         return FAIL(INTERRUPTED, "the run has ended");
-    return checkpoint_write_range(&w->writer, state_names[w->state],
+    return checkpoint_write_range(&w->writer, checkpoint_state_names[w->state],
                                   w->c->model->tensors[part.tensor].name, part.tensor_first,
                                   w->from + part.range_first, part.count);
 }
@@ -471,4 +453,28 @@ enum status checkpointer_evaluated(struct checkpointer *c, struct trainer *t,
         *better = is_better(c);
     }
     return trainer_share(t, better, sizeof *better);
+}
+
+static enum status find_best(const struct checkpointer *c, char *path)
+{
+    char name[64];
+    snprintf(name, sizeof name, "step-%08" PRId64, c->best_step);
+    TRY(path_join(path, CHECKPOINT_PATH_BYTES, c->dir, name));
+    if (checkpoint_is_one(path))
+        return ST_OK;
+    log_warn("checkpoint", "%s, the best one, is not there: the last weights count", path);
+    path[0] = '\0';
+    return ST_OK;
+}
+
+enum status checkpointer_best(const struct checkpointer *c, const struct trainer *t, char *path)
+{
+    enum status st = ST_OK;
+    path[0] = '\0';
+    if (c == NULL)
+        return ST_OK;
+    if (c->rank == 0 && c->best_step >= 0 && c->best_step != t->steps_done)
+        st = find_best(c, path);
+    TRY(comm_agree(t->comm, st));
+    return trainer_share(t, path, CHECKPOINT_PATH_BYTES);
 }

@@ -77,6 +77,14 @@ MUST_CHECK enum status checkpointer_save(struct checkpointer *c, struct trainer 
 MUST_CHECK enum status checkpointer_finish(struct checkpointer *c, struct trainer *t);
 
 /**
+ * checkpointer_best() - after checkpointer_finish(): where is the best checkpoint? Collective.
+ * @path: CHECKPOINT_PATH_BYTES (io/checkpoint.h); "": none is known, it is the last step's, or it
+ * is not in the folder of this run, with a warning.
+ */
+MUST_CHECK enum status checkpointer_best(const struct checkpointer *c, const struct trainer *t,
+                                         char *path);
+
+/**
  * checkpoint_resume() - weights, moments and training state as checkpoint.resume says. Collective,
  * before the first program.
  * @resumed: false: there is nothing to go on from, and that is fine (resume_or_start).
@@ -89,6 +97,14 @@ MUST_CHECK enum status checkpointer_finish(struct checkpointer *c, struct traine
  */
 MUST_CHECK enum status checkpoint_resume(struct trainer *t, bool *resumed);
 
+/**
+ * checkpoint_load_weights() - only the master weights of the checkpoint at @path. Collective.
+ *
+ * Moments and training state stay as they are. The model has to be the same, all else may differ.
+ * Return: as checkpoint_resume().
+ */
+MUST_CHECK enum status checkpoint_load_weights(struct trainer *t, const char *path);
+
 /** checkpoint_folder() - of all checkpoints of a run: OUTPUT/checkpoints. */
 MUST_CHECK enum status checkpoint_folder(char *out, size_t bytes, const struct run_config *config);
 
@@ -100,9 +116,6 @@ MUST_CHECK enum status checkpoint_folder(char *out, size_t bytes, const struct r
  */
 MUST_CHECK enum status checkpoint_claim_folder(const char *dir, const struct trainer *t,
                                                int64_t *obsolete);
-
-/** checkpoint_frozen_tensors() - for each model_tensor: has it no m and v? mem_free(*out). */
-MUST_CHECK enum status checkpoint_frozen_tensors(bool **out, const struct model *m);
 
 C_END
 

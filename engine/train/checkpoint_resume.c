@@ -7,20 +7,11 @@
 
 #include "engine/base/file.h"
 #include "engine/base/log.h"
+#include "engine/train/checkpoint_model.h"
 #include "engine/train/checkpoint_state.h"
 #include "engine/train/weights.h"
-#include "io/checkpoint.h"
 
 enum { STAGING_NUMEL = CHECKPOINT_CHUNK_BYTES / 4 };
-
-enum status checkpoint_frozen_tensors(bool **out, const struct model *m)
-{
-    TRY(mem_alloc(out, sizeof **out * (size_t)m->tensor_count));
-    for (int i = 0; i < m->param_count; i++)
-        for (int k = 0; k < m->params[i].piece_count; k++)
-            (*out)[m->params[i].piece[k].tensor] = m->params[i].frozen;
-    return ST_OK;
-}
 
 /* ---- one checkpoint -------------------------------------------------------------------------- */
 
@@ -33,36 +24,6 @@ struct loader {
     const char *now; /* the state being read */
     float *out;      /* where the range goes */
 };
-
-static enum status check_tensor(const struct loader *l, const struct model_tensor *want,
-                                bool frozen)
-{
-    static const char *const states[] = {"master", "adam_m", "adam_v"};
-    const struct checkpoint_tensor *got = checkpoint_find(&l->file, want->name);
-    if (got == NULL)
-        return FAIL(INVALID, "%s: tensor %s of this model is missing", l->file.path, want->name);
-    bool equal = want->dims == got->dims;
-    for (int i = 0; i < want->dims && equal; i++)
-        equal = want->shape[i] == got->shape[i];
-    if (!equal)
-        return FAIL(INVALID, "%s: tensor %s has another shape than in this model", l->file.path,
-                    want->name);
-    for (int i = 0; i < (frozen ? 1 : 3); i++)
-        if (!checkpoint_has_state(got, states[i]))
-            return FAIL(INVALID, "%s: tensor %s has no %s", l->file.path, want->name, states[i]);
-    return ST_OK;
-}
-
-static enum status check_tensors(const struct loader *l)
-{
-    const struct model *m = &l->t->setup.model;
-    for (int i = 0; i < m->tensor_count; i++)
-        TRY(check_tensor(l, &m->tensors[i], l->frozen[i]));
-    if (l->file.tensor_count > m->tensor_count)
-        return FAIL(INVALID, "%s: %d tensors, but this model has %d", l->file.path,
-                    l->file.tensor_count, m->tensor_count);
-    return ST_OK;
-}
 
 static enum status read_part(void *context, struct weights_part part)
 {
@@ -152,7 +113,7 @@ static enum status load(struct trainer *t, const char *path)
                  FAIL(CORRUPT, "%s: step %" PRId64 ", but its training state is of step %" PRId64,
                       path, l.file.step, state.step));
     TRY_GOTO(st, out, checkpoint_frozen_tensors(&l.frozen, &t->setup.model));
-    TRY_GOTO(st, out, check_tensors(&l));
+    TRY_GOTO(st, out, checkpoint_check_tensors(&l.file, &t->setup.model, l.frozen));
     TRY_GOTO(st, out, checkpoint_reader_open(&l.reader, &l.file));
     TRY_GOTO(st, out,
              device_alloc_host(t->device, (void **)&l.staging, sizeof *l.staging * STAGING_NUMEL));
@@ -164,6 +125,30 @@ out:
     mem_free(&l.frozen);
     checkpoint_close(&l.file);
     return st;
+}
+
+static enum status load_weights(struct trainer *t, const char *path)
+{
+    enum status st;
+    struct loader l = {.t = t};
+    TRY_GOTO(st, out, checkpoint_open(&l.file, path));
+    TRY_GOTO(st, out, checkpoint_check_sizes(&l.file, t->config));
+    TRY_GOTO(st, out, checkpoint_check_tensors(&l.file, &t->setup.model, NULL));
+    TRY_GOTO(st, out, checkpoint_frozen_tensors(&l.frozen, &t->setup.model));
+    TRY_GOTO(st, out, checkpoint_reader_open(&l.reader, &l.file));
+    TRY_GOTO(st, out, weights_fill(t, &(struct weights_source){read_master, &l}));
+    if (t->comm->rank == 0)
+        log_info("checkpoint", "weights of %s, step %" PRId64, path, l.file.step);
+out:
+    checkpoint_reader_close(&l.reader);
+    mem_free(&l.frozen);
+    checkpoint_close(&l.file);
+    return st;
+}
+
+enum status checkpoint_load_weights(struct trainer *t, const char *path)
+{
+    return comm_agree(t->comm, load_weights(t, path));
 }
 
 static enum status load_agreed(struct trainer *t, const char *path)

@@ -8,17 +8,20 @@
 
 #include "engine/base/config_table.h"
 #include "engine/base/log.h"
+#include "engine/train/model_config.h"
 #include "io/json_file.h"
 
 static const char PROGRAM[] = "tessera";
 
 /* ---- what a key may do on resume ------------------------------------------------------------- */
 
-static bool is_fixed(const struct config_field *f)
+static bool is_fixed(const struct config_field *f, bool imported)
 {
     static const char *const keys[][2] = {
         {"train", "seed"},      {"train", "freeze"},          {"data", "max_length"},
         {"data", "doc_stride"}, {"data", "max_query_length"}, {"data", "max_train_samples"}};
+    if (imported)
+        return model_config_is_size(f->section, f->name);
     if (strcmp(f->section, "model") == 0)
         return strcmp(f->name, "init_from") != 0;
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
@@ -27,9 +30,12 @@ static bool is_fixed(const struct config_field *f)
     return false;
 }
 
-/* Whose values differ from run to run by their nature; nobody wants to hear of them. */
-static bool is_about_this_run(const struct config_field *f)
+/* Whose values differ from run to run by their nature; nobody wants to hear of them. What was
+ * imported has none but those of its model. */
+static bool is_about_this_run(const struct config_field *f, bool imported)
 {
+    if (imported)
+        return strcmp(f->section, "model") != 0 || strcmp(f->name, "init_from") == 0;
     return strcmp(f->section, "checkpoint") == 0 || strcmp(f->section, "output") == 0;
 }
 
@@ -87,12 +93,37 @@ enum status training_state_write(struct json_t **out, const struct training_stat
     return *out != NULL ? ST_OK : FAIL(MEMORY, "out of memory for the training state");
 }
 
+/* What a folder with a model says; all else is for the run that goes on from it. */
+static json_t *model_object(const struct run_config *config)
+{
+    json_t *object = config_object(config), *value;
+    const char *key;
+    void *next;
+    json_object_foreach_safe(object, next, key, value) if (strncmp(key, "model.", 6) != 0 &&
+                                                           strcmp(key, "data.vocab") != 0)
+        json_object_del(object, key);
+    return object;
+}
+
+enum status training_state_imported(struct json_t **out, const struct run_config *config,
+                                    const struct vocab *vocab)
+{
+    *out = json_pack("{s:s, s:b, s:I, s:I, s:I, s:n, s:I, s:b, s:n, s:o, s:o}", "program", PROGRAM,
+                     "imported", 1, "step", (json_int_t)0, "t", (json_int_t)0, "skipped_in_row",
+                     (json_int_t)0, "best_metric", "evaluations_without_gain", (json_int_t)0,
+                     "evaluation_pending", 0, "best", "vocab_hash",
+                     vocab != NULL ? hash_text(vocab->content_hash) : json_null(), "config",
+                     model_object(config));
+    return *out != NULL ? ST_OK : FAIL(MEMORY, "out of memory for the training state");
+}
+
 /* ---- reading --------------------------------------------------------------------------------- */
 
 struct reading {
     const json_t *root;
     const char *path;
     enum status st;
+    bool imported;
     char differences[1500]; /* of what has to be equal */
     size_t used;
 };
@@ -192,9 +223,9 @@ static void compare_config(struct reading *r, const struct trainer *t)
             snprintf(then, sizeof then, "%s", json_string_value(value));
         if (strcmp(then, now) == 0)
             continue;
-        if (is_fixed(f))
+        if (is_fixed(f, r->imported))
             differs(r, key, then, now);
-        else if (t->comm->rank == 0 && !is_about_this_run(f))
+        else if (t->comm->rank == 0 && !is_about_this_run(f, r->imported))
             log_info("checkpoint", "%s is \"%s\", was \"%s\"", key, now, then);
     }
 }
@@ -236,12 +267,15 @@ static void read_own(struct reading *r, struct training_state *s)
 enum status training_state_read(struct training_state *s, const struct json_t *root,
                                 const struct trainer *t, const char *path)
 {
-    struct reading r = {.root = root, .path = path};
+    struct reading r = {
+        .root = root, .path = path, .imported = json_is_true(json_object_get(root, "imported"))};
     read_own(&r, s);
     compare_config(&r, t);
-    compare_hash(&r, "vocab_hash", "the content of data.vocab", t->data->vocab.content_hash);
-    compare_count(&r, "seed", "the seed", t->config->train.seed);
-    if (t->data->train.count > 0) /* else it is for evaluation alone */
+    if (!r.imported || !json_is_null(json_object_get(root, "vocab_hash")))
+        compare_hash(&r, "vocab_hash", "the content of data.vocab", t->data->vocab.content_hash);
+    if (!r.imported)
+        compare_count(&r, "seed", "the seed", t->config->train.seed);
+    if (!r.imported && t->data->train.count > 0) /* else it is for evaluation alone */
         compare_data(&r, t);
     TRY(r.st);
     if (s->t > s->step)

@@ -11,7 +11,9 @@
  *                              what may end the run early
  *     evaluation_pending       a signal came before the evaluation of this step was done
  *     best                     the best checkpoint so far: step and value of checkpoint.keep_best
- *     config                   every key of the configuration, as text
+ *     config                   every key of the configuration, as text; imported: the model's
+ *
+ *     imported                 only in what `tessera checkpoint import` made: true
  *
  * A component that is missing is an error, never a default. A run goes on only with what it was
  * begun with: keys of the configuration are
@@ -20,6 +22,9 @@
  *             doc_stride, max_query_length, max_train_samples; the questions and the vocabulary
  *     world   train.ranks, zero_stage, micro_batch, grad_accum: with the same global batch
  *     free    all others: rates, lengths of the run, logging. Changes are logged
+ *
+ * An imported one is the start of any run of its model: family and sizes are fixed, and the
+ * vocabulary if it came with one; dropout and the like, data and seed are free.
  */
 #ifndef ENGINE_TRAIN_CHECKPOINT_STATE_H
 #define ENGINE_TRAIN_CHECKPOINT_STATE_H
@@ -46,6 +51,13 @@ struct training_state {
  */
 MUST_CHECK enum status training_state_write(struct json_t **out, const struct training_state *state,
                                             const struct trainer *t);
+
+/**
+ * training_state_imported() - that of a run of @config's model which has not begun. json_decref().
+ * @vocab: the model's, or NULL if it is not known.
+ */
+MUST_CHECK enum status training_state_imported(struct json_t **out, const struct run_config *config,
+                                               const struct vocab *vocab);
 
 /**
  * training_state_read() - check that this run is the one that was saved, and get its state.

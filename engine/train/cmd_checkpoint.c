@@ -1,25 +1,31 @@
-/* `tessera checkpoint`: look at checkpoints, check them, compare two. */
-#include "engine/train/commands.h"
+/* `tessera checkpoint`: look at checkpoints, check them, compare two, convert them. */
+#include "engine/train/cmd_checkpoint.h"
 
 #include <inttypes.h>
 #include <jansson.h>
-#include <math.h>
 #include <string.h>
 
-#include "engine/base/options.h"
 #include "engine/base/out.h"
+#include "engine/train/commands.h"
 #include "io/checkpoint.h"
 #include "io/safetensors.h"
 
 static const char DETAILS[] =
-    "  checkpoint list DIR       the checkpoints in a folder: step, size, ratio, whether complete\n"
-    "  checkpoint show PATH      tensors, states, sizes and the training state of one\n"
-    "  checkpoint verify PATH    the hash of every file and every chunk; exit code 1 if one "
+    "  checkpoint list DIR         the checkpoints in a folder: step, size, ratio, whether "
+    "complete\n"
+    "  checkpoint show PATH        tensors, states, sizes and the training state of one\n"
+    "  checkpoint verify PATH      the hash of every file and every chunk; exit code 1 if one "
     "differs\n"
-    "  checkpoint diff A B       the largest difference of every state of every tensor\n"
-    "PATH is one checkpoint, such as run/checkpoints/step-00000100. Checkpoints may be larger "
-    "than\n"
-    "memory: they are read in pieces.\n";
+    "  checkpoint diff A B         the largest difference of every state of every tensor\n"
+    "  checkpoint reshard PATH DIR --ranks N\n"
+    "                              write it again, to DIR, in the files of N ranks; a run needs "
+    "this\n"
+    "                              never: it goes on from any number of them\n"
+    "  checkpoint export PATH DIR  its weights as a Hugging Face folder\n"
+    "  checkpoint import FOLDER DIR\n"
+    "                              a Hugging Face folder as a checkpoint of step 0, in DIR\n"
+    "PATH is one checkpoint, such as run/checkpoints/step-00000100. Checkpoints and models may be\n"
+    "larger than memory: they are read in pieces. The last three have options, see their --help.\n";
 
 static double ratio(int64_t plain_bytes, int64_t bytes)
 {
@@ -135,139 +141,85 @@ out:
     return st;
 }
 
-/* ---- diff ------------------------------------------------------------------------------------ */
+/* ---- the command ----------------------------------------------------------------------------- */
 
-enum { SIDES = 2, PIECE_NUMEL = 1 << 18 };
-
-struct comparison {
-    struct checkpoint side[SIDES];
-    struct checkpoint_reader reader[SIDES];
-    float *piece[SIDES]; /* owned */
-    int equal, different, alone;
-};
-
-struct difference {
-    int64_t count; /* elements whose bits differ */
-    int64_t where; /* of the largest */
-    double max;    /* absolute; NaN if one of them is */
-};
-
-static void compare_piece(struct difference *d, const float *a, const float *b, int64_t first,
-                          int64_t numel)
+/* Does this argument take the next one as its value? */
+static bool takes_value(const struct command *command, const char *argument)
 {
-    if (memcmp(a, b, sizeof *a * (size_t)numel) == 0)
-        return;
-    for (int64_t i = 0; i < numel; i++) {
-        if (memcmp(a + i, b + i, sizeof *a) == 0)
-            continue;
-        double by = fabs((double)a[i] - (double)b[i]);
-        if (d->count++ == 0 || by > d->max || (isnan(by) && !isnan(d->max))) {
-            d->max = by;
-            d->where = first + i;
-        }
-    }
+    for (int i = 0; i < command->option_count; i++)
+        if (strcmp(command->options[i].name, argument + strspn(argument, "-")) == 0)
+            return command->options[i].kind != OPTION_FLAG;
+    return false;
 }
 
-static enum status compare_state(struct comparison *x, const struct checkpoint_tensor *t,
-                                 const char *state)
+enum status checkpoint_arguments(const struct command *command, int argc, char **argv, char **paths,
+                                 int path_count, bool *help_shown)
 {
-    struct difference d = {0};
-    for (int64_t at = 0; at < t->numel; at += PIECE_NUMEL) {
-        int64_t n = t->numel - at < PIECE_NUMEL ? t->numel - at : PIECE_NUMEL;
-        for (int i = 0; i < SIDES; i++)
-            TRY(checkpoint_read_range(&x->reader[i], state, t->name, at, n, x->piece[i]));
-        compare_piece(&d, x->piece[0], x->piece[1], at, n);
+    enum { MOST = 32 };
+    char *rest[MOST] = {argv[0]};
+    int options = 1, found = 0;
+    for (int i = 1; i < argc; i++) {
+        bool is_option = argv[i][0] == '-' && argv[i][1] != '\0';
+        if (options + 2 > MOST)
+            return FAIL(INVALID, "%s: too many arguments", command->name);
+        if (!is_option && found++ < path_count)
+            paths[found - 1] = argv[i];
+        if (!is_option)
+            continue;
+        rest[options++] = argv[i];
+        if (i + 1 < argc && takes_value(command, argv[i]))
+            rest[options++] = argv[++i];
     }
-    x->equal += d.count == 0;
-    x->different += d.count != 0;
-    if (d.count != 0)
-        out("%-60s %-10s %14.6g  %" PRId64 " of %" PRId64 " elements, largest at %" PRId64 "\n",
-            t->name, state, d.max, d.count, t->numel, d.where);
+    TRY(options_parse(command, options, rest, help_shown));
+    if (!*help_shown && found != path_count)
+        return FAIL(INVALID, "%s takes %d path%s, found %d (tessera %s --help)", command->name,
+                    path_count, path_count == 1 ? "" : "s", found, command->name);
     return ST_OK;
 }
 
-static bool same_shape(const struct checkpoint_tensor *a, const struct checkpoint_tensor *b)
-{
-    return a->dims == b->dims && memcmp(a->shape, b->shape, sizeof a->shape) == 0;
-}
-
-/* The tensors of one side; what both have is compared once, from the first side. */
-static enum status compare_side(struct comparison *x, int side)
-{
-    const struct checkpoint *mine = &x->side[side], *other = &x->side[1 - side];
-    for (int i = 0; i < mine->tensor_count; i++) {
-        const struct checkpoint_tensor *t = &mine->tensors[i], *u = checkpoint_find(other, t->name);
-        if (u != NULL && !same_shape(t, u)) {
-            if (side == 0)
-                out("%-60s the shapes differ\n", t->name);
-            x->alone += side == 0;
-            continue;
-        }
-        for (int k = 0; k < t->state_count; k++) {
-            if (u == NULL || !checkpoint_has_state(u, t->states[k])) {
-                out("%-60s %-10s only in %s\n", t->name, t->states[k], mine->path);
-                x->alone++;
-            } else if (side == 0) {
-                TRY(compare_state(x, t, t->states[k]));
-            }
-        }
-    }
-    return ST_OK;
-}
-
-static enum status diff(char **paths)
-{
-    enum status st = ST_OK;
-    struct comparison x = {0};
-    for (int i = 0; i < SIDES; i++) {
-        TRY_GOTO(st, out, checkpoint_open(&x.side[i], paths[i]));
-        TRY_GOTO(st, out, checkpoint_reader_open(&x.reader[i], &x.side[i]));
-        TRY_GOTO(st, out, mem_alloc(&x.piece[i], sizeof(float) * PIECE_NUMEL));
-    }
-    out("%-60s %-10s %14s\n", "tensor", "state", "difference");
-    for (int i = 0; i < SIDES; i++)
-        TRY_GOTO(st, out, compare_side(&x, i));
-    out("%d states are equal to the bit, %d differ, %d cannot be compared; training state: %s\n",
-        x.equal, x.different, x.alone,
-        json_equal(x.side[0].training, x.side[1].training) ? "equal" : "differs");
-out:
-    for (int i = 0; i < SIDES; i++) {
-        mem_free(&x.piece[i]);
-        checkpoint_reader_close(&x.reader[i]);
-        checkpoint_close(&x.side[i]);
-    }
-    return st;
-}
-
-/* ---------------------------------------------------------------------------------------------- */
+/* Those without options of their own. */
+static const struct {
+    const char *name, *full, *summary;
+    enum status (*run)(char **paths);
+    int path_count;
+} looks[] = {{"list", "checkpoint list", "the checkpoints in a folder", list, 1},
+             {"show", "checkpoint show", "what is in a checkpoint", show, 1},
+             {"verify", "checkpoint verify", "check every hash of a checkpoint", verify, 1},
+             {"diff", "checkpoint diff", "compare two checkpoints", checkpoint_diff, 2}};
 
 static const struct {
     const char *name;
-    enum status (*run)(char **paths);
-    int path_count;
-} actions[] = {{"list", list, 1}, {"show", show, 1}, {"verify", verify, 1}, {"diff", diff, 2}};
+    enum status (*run)(int argc, char **argv);
+} conversions[] = {{"reshard", cmd_checkpoint_reshard},
+                   {"export", cmd_checkpoint_export},
+                   {"import", cmd_checkpoint_import}};
+
+static enum status look(int which, int argc, char **argv)
+{
+    char *paths[2] = {NULL, NULL};
+    bool help_shown = false;
+    const struct command command = {
+        .name = looks[which].full, .summary = looks[which].summary, .details = DETAILS};
+    TRY(checkpoint_arguments(&command, argc, argv, paths, looks[which].path_count, &help_shown));
+    return help_shown ? ST_OK : looks[which].run(paths);
+}
 
 enum status cmd_checkpoint(int argc, char **argv)
 {
     const struct command command = {.name = "checkpoint",
-                                    .summary = "list, show, verify or compare checkpoints",
+                                    .summary = "look at, check, compare and convert checkpoints",
                                     .details = DETAILS};
     bool help_shown = false;
-    for (int i = 1; i < argc; i++)
-        if (argv[i][0] == '-') { /* there is no option but --help */
-            char *option[] = {argv[0], argv[i]};
-            TRY(options_parse(&command, 2, option, &help_shown));
-            if (help_shown)
-                return ST_OK;
-        }
-    for (size_t i = 0; argc > 1 && i < sizeof actions / sizeof *actions; i++)
-        if (strcmp(actions[i].name, argv[1]) == 0) {
-            if (argc - 2 != actions[i].path_count)
-                return FAIL(INVALID, "checkpoint %s takes %d path%s (tessera checkpoint --help)",
-                            argv[1], actions[i].path_count, actions[i].path_count == 1 ? "" : "s");
-            return actions[i].run(argv + 2);
-        }
     if (argc < 2)
-        return FAIL(INVALID, "checkpoint: list, show, verify or diff? (tessera checkpoint --help)");
+        return FAIL(INVALID, "checkpoint: list, show, verify, diff, reshard, export or import? "
+                             "(tessera checkpoint --help)");
+    for (size_t i = 0; i < sizeof looks / sizeof *looks; i++)
+        if (strcmp(looks[i].name, argv[1]) == 0)
+            return look((int)i, argc - 1, argv + 1);
+    for (size_t i = 0; i < sizeof conversions / sizeof *conversions; i++)
+        if (strcmp(conversions[i].name, argv[1]) == 0)
+            return conversions[i].run(argc - 1, argv + 1);
+    if (argv[1][0] == '-')
+        return options_parse(&command, argc, argv, &help_shown);
     return FAIL(INVALID, "checkpoint: unknown action \"%s\" (tessera checkpoint --help)", argv[1]);
 }

@@ -12,21 +12,20 @@
 #include "engine/base/out.h"
 #include "engine/base/text.h"
 #include "engine/train/evaluate.h"
-#include "engine/train/model_config.h"
+#include "engine/train/model_source.h"
 #include "engine/train/run.h"
 #include "io/answers.h"
-#include "io/safetensors.h"
 
 static const char DETAILS[] =
     "The model is a folder with config.json, model.safetensors and vocab.txt, as tessera train\n"
-    "leaves it in OUTPUT/model, or as Hugging Face's save_pretrained() writes it. Longer texts "
-    "are\n"
-    "cut into windows that overlap. Prints a line an answer:\n"
+    "leaves it in OUTPUT/model, or as Hugging Face's save_pretrained() writes it; or a "
+    "checkpoint.\n"
+    "Longer texts are cut into windows that overlap. Prints a line an answer:\n"
     "  ANSWER (probability P, characters FROM-TO)\n"
     "Characters are code points of the context from 0, the end is not included.\n";
 
 struct predict_arguments {
-    const char *model, *question, *context, *context_file;
+    const char *model, *vocab, *question, *context, *context_file;
     int64_t n_best;
     bool json, version_2;
 };
@@ -81,41 +80,16 @@ static enum status build_question(struct squad_data *data, const char *question,
 /* A question takes at most half of a window, so that a window always has room to go on. */
 static enum status configure(struct run_config *config, const struct predict_arguments *args)
 {
-    config_defaults(config);
-    TRY(path_join(config->model.init_from, sizeof config->model.init_from, "", args->model));
-    TRY(path_join(config->data.vocab, sizeof config->data.vocab, args->model, "vocab.txt"));
-    TRY(model_config_read(config, args->model));
+    TRY(model_source_configure(config, args->model, args->vocab));
     int64_t positions = config->model.max_positions;
-    config->data.max_length = positions < 384 ? positions : 384;
     config->data.doc_stride = config->data.max_length / 3;
     config->data.max_query_length = config->data.max_length / 2 - 3;
     if (config->data.max_query_length < 1)
         return FAIL(INVALID, "%s: a model of %" PRId64 " positions has no room for a question",
                     args->model, positions);
     config->data.version_2 = args->version_2;
-    config->train.steps = 0;
-    config->train.micro_batch = 1;
     config->eval.n_best = args->n_best > LIST_LENGTH ? args->n_best : LIST_LENGTH;
-    /* Nothing is trained: no gradients, no moments. */
-    snprintf(config->train.freeze, sizeof config->train.freeze, "%s,qa_outputs",
-             model_family_name(config->model.family));
     return config_check(config);
-}
-
-/* Without a head the answers would be random. */
-static enum status check_head(const char *dir)
-{
-    enum status st;
-    struct safetensors file = {0};
-    char path[1024];
-    TRY(path_join(path, sizeof path, dir, "model.safetensors"));
-    TRY_GOTO(st, out, safetensors_open(&file, path));
-    if (safetensors_find(&file, "qa_outputs.weight") == NULL)
-        st = FAIL(INVALID, "%s: has no qa_outputs.weight: it is not fine-tuned to answer questions",
-                  path);
-out:
-    safetensors_close(&file);
-    return st;
 }
 
 static enum status load_data(struct run_data *data, const struct run_config *config,
@@ -239,7 +213,6 @@ static enum status predict(const struct predict_arguments *args)
     log_set_level(LOG_WARN);
     TRY_GOTO(st, out, read_context(&text, args));
     TRY_GOTO(st, out, configure(&config, args));
-    TRY_GOTO(st, out, check_head(args->model));
     TRY_GOTO(
         st, out,
         load_data(&data, &config, args->question, text.data != NULL ? text.data : args->context));
@@ -258,6 +231,8 @@ enum status cmd_predict(int argc, char **argv)
     bool help_shown = false;
     const struct option options[] = {
         {"model", OPTION_TEXT, &args.model, "DIR", "folder of the model", 0, 0, false},
+        {"vocab", OPTION_TEXT, &args.vocab, "FILE", "its vocabulary, if it is not in the folder", 0,
+         0, false},
         {"question", OPTION_TEXT, &args.question, "TEXT", "what to ask", 0, 0, true},
         {"context", OPTION_TEXT, &args.context, "TEXT", "where to look for the answer", 0, 0,
          false},

@@ -4,49 +4,19 @@
 #include "engine/base/log.h"
 #include "engine/base/options.h"
 #include "engine/base/out.h"
-#include "io/score.h"
+#include "engine/train/score_print.h"
 #include "io/squad.h"
 
 static const double DEFAULT_THRESHOLD = 1.0; /* as the official script */
 
 static const char DETAILS[] =
-    "Prints a JSON object with the names of the official SQuAD scripts:\n"
-    "  exact_match, f1, total           always; percent, percent, questions\n"
-    "  exact                            = exact_match, for version 2.0 data\n"
-    "  HasAns_exact, _f1, _total        version 2.0 data, if there is a question with an answer\n"
-    "  NoAns_exact, _f1, _total         version 2.0 data, if there is a question without one\n"
+    "Prints a JSON object with the names of the official SQuAD scripts:\n" SCORE_PRINT_HELP
     "  best_exact, best_exact_thresh    with --null-odds: the best score and the threshold for it\n"
     "  best_f1, best_f1_thresh          with --null-odds\n"
     "  missing_predictions              questions without a prediction\n"
     "  extra_predictions                predictions of unknown ids\n"
     "A missing prediction scores 0 in version 1.1 data and is left out of the totals in 2.0 "
     "data.\n";
-
-static void print_part(const char *name, const struct score_part *part)
-{
-    if (part->total == 0)
-        return;
-    out("    \"%s_exact\": %.17g,\n    \"%s_f1\": %.17g,\n    \"%s_total\": %lld,\n", name,
-        part->exact, name, part->f1, name, (long long)part->total);
-}
-
-static void print_result(const struct score_result *r, bool unanswerable)
-{
-    out("{\n    \"exact_match\": %.17g,\n", r->all.exact);
-    if (unanswerable)
-        out("    \"exact\": %.17g,\n", r->all.exact);
-    out("    \"f1\": %.17g,\n    \"total\": %lld,\n", r->all.f1, (long long)r->all.total);
-    if (unanswerable) {
-        print_part("HasAns", &r->has_answer);
-        print_part("NoAns", &r->no_answer);
-    }
-    if (r->has_best)
-        out("    \"best_exact\": %.17g,\n    \"best_exact_thresh\": %.17g,\n"
-            "    \"best_f1\": %.17g,\n    \"best_f1_thresh\": %.17g,\n",
-            r->best_exact, r->best_exact_thresh, r->best_f1, r->best_f1_thresh);
-    out("    \"missing_predictions\": %lld,\n    \"extra_predictions\": %lld\n}\n",
-        (long long)r->missing, (long long)r->extra);
-}
 
 static enum status score(const char *data_path, const char *predictions, const char *null_odds,
                          double threshold)
@@ -62,7 +32,9 @@ static enum status score(const char *data_path, const char *predictions, const c
     if (result.extra > 0)
         log_warn("score", "%lld predictions in %s are of ids that are not in %s",
                  (long long)result.extra, predictions, data_path);
-    print_result(&result, data.unanswerable);
+    out("{\n");
+    score_print(&result, data.unanswerable);
+    out("}\n");
     TRY_GOTO(st, out, out_flush());
 out:
     squad_release(&data);

@@ -1,13 +1,9 @@
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include "engine/base/log.h"
 #include "engine/base/options.h"
-#include "engine/base/out.h"
 #include "engine/train/commands.h"
-#include "engine/train/interrupt.h"
 #include "engine/train/run.h"
 
 /* Options that are short names of configuration keys. */
@@ -31,12 +27,12 @@ static const struct shorthand shorthands[] = {
     {"resume", "checkpoint.resume", "latest|DIR", "go on from a checkpoint"},
 };
 
-enum { SHORTHANDS = sizeof shorthands / sizeof *shorthands, OWN_OPTIONS = 6 };
+enum { SHORTHANDS = sizeof shorthands / sizeof *shorthands, OWN_OPTIONS = 7 };
 
 struct train_arguments {
     const char *config;
     struct option_list sets;
-    bool padded, resume_or_start;
+    bool padded, resume_or_start, export_best;
     struct trace_request trace;
     const char *values[SHORTHANDS];
 };
@@ -56,123 +52,14 @@ static enum status resolve(struct run_config *config, const struct train_argumen
         TRY(config_set(config, "data.padded=true", "--padded"));
     if (args->resume_or_start)
         TRY(config_set(config, "checkpoint.resume_or_start=true", "--resume-or-start"));
+    if (args->export_best)
+        TRY(config_set(config, "checkpoint.export_best=true", "--export-best"));
     /* The one that is given decides: --epochs over steps of the file. */
     for (int i = 0; i < SHORTHANDS; i++)
         if (args->values[i] != NULL && strcmp(shorthands[i].key, "train.epochs") == 0 &&
             config->train.steps > 0)
             TRY(config_set(config, "train.steps=-1", "--epochs"));
     return config_check(config);
-}
-
-static enum status print_resolved(const struct run_config *config)
-{
-    char *text = NULL;
-    size_t bytes = 0;
-    TRY(config_write(config, &text, &bytes));
-    out("%s", text);
-    mem_free(&text);
-    return out_flush();
-}
-
-static enum status train_in_threads(const struct run_config *config,
-                                    const struct trace_request *trace)
-{
-    enum status st = ST_OK;
-    struct run_data data = {0};
-    struct run_options options = {.quiet = false, .trace = *trace};
-    TRY(print_resolved(config));
-    TRY(interrupt_install());
-    TRY_GOTO(st, out, run_data_load(&data, config, config->train.steps != 0));
-    TRY_GOTO(st, out, run_local(config, &data, &options, interrupt_flag()));
-    log_info("run", "output in %s", config->output.dir);
-out:
-    run_data_release(&data);
-    return st;
-}
-
-/* This process is a rank of a world that somebody has started. */
-static enum status train_as_rank(struct run_config *config, const struct launch *launch,
-                                 const struct trace_request *trace)
-{
-    struct run_options options = {.quiet = false, .trace = *trace};
-    config->train.ranks = launch->world_size;
-    if (launch->rank == 0)
-        TRY(print_resolved(config));
-    TRY(interrupt_install());
-    TRY(run_process(config, launch, &options, interrupt_flag()));
-    if (launch->rank == 0)
-        log_info("run", "output in %s", config->output.dir);
-    return ST_OK;
-}
-
-/* One process a GPU: this one, or as many as there are ranks, each of which comes here again. */
-static enum status train_on_gpus(struct run_config *config, const struct launch *launch,
-                                 const struct trace_request *trace, char **argv)
-{
-    if (config->train.comm == COMM_LOCAL || config->train.comm == COMM_MPI)
-        return FAIL(INVALID, "train.comm %s is for ranks on CPUs; train.device cuda needs nccl",
-                    config->train.comm == COMM_MPI ? "mpi" : "local");
-    if (launch->origin == LAUNCH_ALONE && config->train.ranks > 1) {
-        int exit_code = 0;
-        TRY(launch_spawn(&exit_code, (int)config->train.ranks, argv, 0));
-        exit(exit_code); /* the ranks have said why */
-    }
-    TRY(launch_check_address(launch));
-    return train_as_rank(config, launch, trace);
-}
-
-/* MPI's launchers start processes that can speak MPI with each other. */
-static bool is_mpi_launch(const struct launch *launch)
-{
-    return launch->world_size > 1 &&
-           (launch->origin == LAUNCH_OPENMPI || launch->origin == LAUNCH_SLURM);
-}
-
-static enum status train_on_cpus(struct run_config *config, const struct launch *launch,
-                                 const struct trace_request *trace)
-{
-#ifdef TESSERA_MPI
-    if (config->train.comm == COMM_AUTO && is_mpi_launch(launch))
-        config->train.comm = COMM_MPI;
-#else
-    if (config->train.comm == COMM_MPI)
-        return FAIL(UNSUPPORTED, "train.comm mpi is not built in; install Open MPI (make deps "
-                                 "MPI=1) and build with MPI=1");
-#endif
-    if (config->train.comm == COMM_NCCL)
-        return FAIL(UNSUPPORTED, "train.comm nccl needs GPUs: there is none here, or this program "
-                                 "was built without CUDA");
-    if (config->train.comm == COMM_MPI && launch->world_size == 1 && config->train.ranks > 1)
-        return FAIL(INVALID,
-                    "train.comm mpi: start the ranks with mpiexec -n %" PRId64
-                    " tessera train ..., or leave --comm out for %" PRId64
-                    " threads of this process",
-                    config->train.ranks, config->train.ranks);
-    if (config->train.comm == COMM_MPI && launch->world_size > 1 && !is_mpi_launch(launch))
-        return FAIL(INVALID, "train.comm mpi: %s started the ranks; use mpiexec or srun",
-                    launch_origin_name(launch->origin));
-    if (config->train.comm == COMM_MPI)
-        return train_as_rank(config, launch, trace);
-    if (launch->world_size > 1)
-        return FAIL(UNSUPPORTED,
-                    "%s started %d processes, but here the ranks are threads of one (%s): start "
-                    "one process and give --ranks %d",
-                    launch_origin_name(launch->origin), launch->world_size,
-                    config->train.comm == COMM_LOCAL ? "train.comm local"
-                    : is_mpi_launch(launch)          ? "built without MPI"
-                                                     : "CPU ranks without MPI",
-                    launch->world_size);
-    return train_in_threads(config, trace);
-}
-
-static enum status train(struct run_config *config, const struct trace_request *trace,
-                         int ranks_asked, char **argv)
-{
-    struct launch launch;
-    TRY(launch_discover(&launch, ranks_asked));
-    if (run_device_kind(config) == DEVICE_CUDA)
-        return train_on_gpus(config, &launch, trace, argv);
-    return train_on_cpus(config, &launch, trace);
 }
 
 enum status cmd_train(int argc, char **argv)
@@ -198,6 +85,10 @@ enum status cmd_train(int argc, char **argv)
          .kind = OPTION_FLAG,
          .value = &args.resume_or_start,
          .help = "go on from the latest checkpoint if there is one, else start anew"},
+        {.name = "export-best",
+         .kind = OPTION_FLAG,
+         .value = &args.export_best,
+         .help = "leave the best checkpoint's weights in OUTPUT/model, not the last ones"},
         {.name = "trace",
          .kind = OPTION_TEXT,
          .value = &args.trace.path,
@@ -237,5 +128,6 @@ enum status cmd_train(int argc, char **argv)
     TRY(resolve(&config, &args));
     /* Ranks that somebody else started must be as many as were asked for; 1 is the default. */
     int ranks_asked = config.train.ranks > 1 ? (int)config.train.ranks : 0;
-    return train(&config, &args.trace, ranks_asked, argv - 1 /* main's, for launch_spawn() */);
+    struct run_options how = {.trace = args.trace};
+    return run_launch(&config, &how, ranks_asked, argv - 1 /* main's */);
 }

@@ -14,7 +14,8 @@ C_BEGIN
 MUST_CHECK enum status cmd_train(int argc, char **argv);      /* fine-tune and evaluate */
 MUST_CHECK enum status cmd_plan(int argc, char **argv);       /* memory of a run, every stage */
 MUST_CHECK enum status cmd_predict(int argc, char **argv);    /* answer one question */
-MUST_CHECK enum status cmd_checkpoint(int argc, char **argv); /* list, show, verify, diff */
+MUST_CHECK enum status cmd_eval(int argc, char **argv);       /* EM and F1 of a stored model */
+MUST_CHECK enum status cmd_checkpoint(int argc, char **argv); /* look, check, compare, convert */
 MUST_CHECK enum status cmd_config(int argc, char **argv);   /* resolved configuration, documents */
 MUST_CHECK enum status cmd_score(int argc, char **argv);    /* EM and F1 of a predictions file */
 MUST_CHECK enum status cmd_features(int argc, char **argv); /* windows of a SQuAD file as TSV */

@@ -20,9 +20,10 @@ struct entry {
 
 static const struct entry entries[] = {
     {"train", cmd_train, "fine-tune a model for question answering, and evaluate it"},
+    {"eval", cmd_eval, "exact match and F1 of a stored model on a file of questions"},
     {"predict", cmd_predict, "answer a question from a text"},
     {"score", cmd_score, "exact match and F1 of a predictions file"},
-    {"checkpoint", cmd_checkpoint, "list, show, verify or compare checkpoints"},
+    {"checkpoint", cmd_checkpoint, "look at, check, compare and convert checkpoints"},
     {"plan", cmd_plan, "predict the memory of a run at every zero stage"},
     {"features", cmd_features, "the windows of a SQuAD file"},
     {"tokenize", cmd_tokenize, "WordPiece tokens of lines of text"},

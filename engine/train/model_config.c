@@ -2,6 +2,7 @@
 
 #include <inttypes.h>
 #include <jansson.h>
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -217,6 +218,18 @@ enum status model_config_check(const struct run_config *config, const char *dir)
     return ST_OK;
 }
 
+bool model_config_is_size(const char *section, const char *name)
+{
+    char field[64];
+    snprintf(field, sizeof field, "%s.%s", section, name);
+    if (strcmp(field, "model.family") == 0)
+        return true;
+    for (size_t i = 0; i < sizeof bert_keys / sizeof *bert_keys; i++)
+        if (bert_keys[i].is_size && strcmp(field, bert_keys[i].field) == 0)
+            return true;
+    return false;
+}
+
 /* ---- writing --------------------------------------------------------------------------------- */
 
 static enum status write_tree(json_t *root, bool complete, const char *dir, const char *name)
@@ -234,7 +247,15 @@ out:
     return st;
 }
 
-static enum status write_config(const struct run_config *config, int32_t pad_id, const char *dir)
+static const char *torch_dtype(const char *dtype)
+{
+    return strcmp(dtype, "F16") == 0    ? "float16"
+           : strcmp(dtype, "BF16") == 0 ? "bfloat16"
+                                        : "float32";
+}
+
+static enum status write_config(const struct run_config *config, int32_t pad_id, const char *dtype,
+                                const char *dir)
 {
     struct run_config copy = *config;
     const struct folder_kind *kind = &kinds[config->model.family];
@@ -253,7 +274,7 @@ static enum status write_config(const struct run_config *config, int32_t pad_id,
         complete &= json_object_set_new(root, k->name, value) == 0;
     }
     complete &= json_object_set_new(root, "pad_token_id", json_integer(pad_id)) == 0;
-    complete &= json_object_set_new(root, "torch_dtype", json_string("float32")) == 0;
+    complete &= json_object_set_new(root, "torch_dtype", json_string(torch_dtype(dtype))) == 0;
     return write_tree(root, complete, dir, "config.json");
 }
 
@@ -288,9 +309,9 @@ out:
 }
 
 enum status model_config_write(const struct run_config *config, const struct vocab *vocab,
-                               const char *dir)
+                               const char *dtype, const char *dir)
 {
-    TRY(write_config(config, vocab->pad_id, dir));
+    TRY(write_config(config, vocab->pad_id, dtype, dir));
     TRY(write_tokenizer(config, dir));
     return write_vocab(vocab, dir);
 }

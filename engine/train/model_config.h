@@ -36,9 +36,16 @@ MUST_CHECK enum status model_config_read(struct run_config *config, const char *
  */
 MUST_CHECK enum status model_config_check(const struct run_config *config, const char *dir);
 
-/** model_config_write() - write the three files; each is replaced as a whole. ST_IO; ST_MEMORY. */
+/** model_config_is_size() - is section.name a key that two equal models must agree in? */
+bool model_config_is_size(const char *section, const char *name);
+
+/**
+ * model_config_write() - write the three files; each is replaced as a whole.
+ * @dtype: of the weights beside them, as model.safetensors says it. ST_OK; ST_IO; ST_MEMORY.
+ */
 MUST_CHECK enum status model_config_write(const struct run_config *config,
-                                          const struct vocab *vocab, const char *dir);
+                                          const struct vocab *vocab, const char *dtype,
+                                          const char *dir);
 
 C_END
 

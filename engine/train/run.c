@@ -8,9 +8,11 @@
 #include <unistd.h>
 
 #include "engine/base/log.h"
+#include "engine/train/checkpoint.h"
 #include "engine/train/gpu_log.h"
 #include "engine/train/interrupt.h"
 #include "engine/train/weights.h"
+#include "io/checkpoint.h"
 
 static int core_count(void)
 {
@@ -95,6 +97,15 @@ static enum status finish(struct trainer *t, enum status st)
     return st;
 }
 
+/* With checkpoint.export_best: what is saved are the best checkpoint's weights, if one is known to
+ * be better than the last. */
+static enum status take_best(struct trainer *t)
+{
+    char path[CHECKPOINT_PATH_BYTES];
+    TRY(checkpointer_best(t->checkpointer, t, path));
+    return path[0] != '\0' ? checkpoint_load_weights(t, path) : ST_OK;
+}
+
 /* What was trained, also when a signal ended it: OUTPUT/model, on all ranks. */
 static enum status save_model(struct trainer *t, enum status st)
 {
@@ -103,6 +114,8 @@ static enum status save_model(struct trainer *t, enum status st)
         return st;
     snprintf(cause, sizeof cause, "%s", status_message());
     TRY(path_join(dir, sizeof dir, t->config->output.dir, "model"));
+    if (t->config->checkpoint.export_best)
+        TRY(take_best(t));
     TRY(weights_save(t, dir));
     status_set_message(cause);
     return st;
@@ -124,7 +137,9 @@ enum status run_rank(const struct rank_run *r, struct device *device, struct com
     TRY_GOTO(st, out, trainer_trace(&trainer, &r->options->trace));
     if (r->options->at_start != NULL)
         r->options->at_start(r->options->context, &trainer);
-    st = trainer_run(&trainer, r->signal_flag);
+    trainer.signal_flag = r->signal_flag;
+    st = r->options->body != NULL ? r->options->body(r->options->context, &trainer)
+                                  : trainer_run(&trainer, r->signal_flag);
     if (st == ST_INTERRUPTED && r->signal_flag == interrupt_flag())
         interrupt_adopt(trainer.signal); /* the exit code says so, whichever rank it was */
     if (!r->options->quiet)

@@ -21,6 +21,8 @@ struct run_options {
     enum status (*wrap_comm)(void *context, struct comm **comm);
     /* Called on each rank's thread when its weights are there and no program has run. */
     void (*at_start)(void *context, struct trainer *t);
+    /* What each rank does on its thread instead of training; NULL: it trains. */
+    enum status (*body)(void *context, struct trainer *t);
     /* Called on each rank's thread when its training is over and its state still there. */
     void (*at_end)(void *context, struct trainer *t);
     void *context;
@@ -46,6 +48,18 @@ MUST_CHECK enum status run_local(const struct run_config *config, const struct r
 MUST_CHECK enum status run_process(const struct run_config *config, const struct launch *launch,
                                    const struct run_options *options,
                                    const volatile int *signal_flag);
+
+/**
+ * run_launch() - run with the ranks that the configuration and the environment ask for: threads
+ * here, processes that this one starts, or those of mpiexec, srun or torchrun, of which this is
+ * one.
+ * @ranks_asked: they must be as many; 0: as many as somebody else has started.
+ * @argv: main's, for processes that are started; then this one ends here, with their exit code.
+ *
+ * Catches signals (engine/train/interrupt.h). Return: as run_local() and run_process().
+ */
+MUST_CHECK enum status run_launch(struct run_config *config, const struct run_options *options,
+                                  int ranks_asked, char **argv);
 
 /* One rank's run, whatever thread or process it is in. */
 struct rank_run {

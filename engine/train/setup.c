@@ -4,20 +4,22 @@
 
 #include "comm/comm.h"
 
-static enum status list_params(struct setup *s)
+enum status setup_layout(struct layout *layout, struct layout_param **params, const struct model *m,
+                         int world_size)
 {
-    const struct model *m = &s->model;
-    TRY(mem_alloc(&s->params, sizeof *s->params * (size_t)m->param_count));
+    struct layout_param *list = NULL;
+    TRY(mem_alloc(&list, sizeof *list * (size_t)m->param_count));
+    *params = list;
     for (int i = 0; i < m->param_count; i++) {
         const struct model_param *p = &m->params[i];
-        s->params[i] = (struct layout_param){.name = p->name,
-                                             .unit = p->unit,
-                                             .first = m->param_offset[i],
-                                             .numel = model_param_numel(p),
-                                             .decay = p->decay,
-                                             .frozen = p->frozen};
+        list[i] = (struct layout_param){.name = p->name,
+                                        .unit = p->unit,
+                                        .first = m->param_offset[i],
+                                        .numel = model_param_numel(p),
+                                        .decay = p->decay,
+                                        .frozen = p->frozen};
     }
-    return ST_OK;
+    return layout_build(layout, list, m->param_count, world_size, LAYOUT_ALIGN);
 }
 
 static void size_batch(struct batch_layout *l, const struct model *m,
@@ -114,9 +116,7 @@ enum status setup_init(struct setup *s, const struct run_config *config,
     memset(s, 0, sizeof *s);
     enum status st = ST_OK;
     TRY_GOTO(st, out, model_open(&s->model, config, device->param_dtype));
-    TRY_GOTO(st, out, list_params(s));
-    TRY_GOTO(st, out,
-             layout_build(&s->layout, s->params, s->model.param_count, world_size, LAYOUT_ALIGN));
+    TRY_GOTO(st, out, setup_layout(&s->layout, &s->params, &s->model, world_size));
     size_batch(&s->train_batch, &s->model, config, config->train.micro_batch, train_rows);
     size_batch(&s->eval_batch, &s->model, config, config->eval.micro_batch, eval_rows);
     TRY_GOTO(st, out, list_units(s));

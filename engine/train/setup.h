@@ -40,6 +40,13 @@ MUST_CHECK enum status setup_init(struct setup *s, const struct run_config *conf
                                   int64_t train_rows, int64_t eval_rows);
 void setup_release(struct setup *s);
 
+/**
+ * setup_layout() - where the shards of a model lie, for one world size.
+ * @params: mem_free(*params), also after a failure; @layout borrows it. Return: as setup_init().
+ */
+MUST_CHECK enum status setup_layout(struct layout *layout, struct layout_param **params,
+                                    const struct model *m, int world_size);
+
 C_END
 
 #endif

@@ -8,6 +8,7 @@
 #include "engine/base/log.h"
 #include "engine/train/capture.h"
 #include "engine/train/checkpoint.h"
+#include "engine/train/checkpoint_model.h"
 #include "engine/train/evaluate.h"
 #include "engine/train/weights.h"
 
@@ -136,7 +137,7 @@ static void log_card(const struct card_memory *m)
                  (double)m->all / mib);
 }
 
-/* From a checkpoint, from a model's folder, or at random. */
+/* The state of a checkpoint, the weights of one or of a model's folder, or random ones. */
 static enum status fill_weights(struct trainer *t)
 {
     bool resumed = false;
@@ -144,7 +145,9 @@ static enum status fill_weights(struct trainer *t)
     if (resumed)
         return ST_OK;
     const char *dir = t->config->model.init_from;
-    return dir[0] != '\0' ? weights_load(t, dir) : weights_init(t);
+    if (dir[0] == '\0')
+        return weights_init(t);
+    return checkpoint_is_one(dir) ? checkpoint_load_weights(t, dir) : weights_load(t, dir);
 }
 
 enum status trainer_open(struct trainer *t, const struct run_config *config,

@@ -44,13 +44,12 @@ MUST_CHECK enum status weights_fill(struct trainer *t, const struct weights_sour
 MUST_CHECK enum status weights_init(struct trainer *t);
 
 /**
- * weights_load() - the weights in @dir/model.safetensors; F32, F16 or BF16. Collective: all ranks
- * end with the same status.
+ * weights_load() - the weights of a Hugging Face folder, in one file or in several; F32, F16 or
+ * BF16. Collective: all ranks end with the same status.
  *
- * Names may lack the family ("bert.", "distilbert.") in front, and LayerNorm may have gamma and
- * beta for weight and bias. If qa_outputs is missing (an encoder that was only pretrained) its
- * random initial values stay, with a warning. Tensors that the model does not have are ignored and
- * named in one line.
+ * Each rank reads only the ranges that it holds. Names may differ as engine/train/weights_folder.h
+ * says. If qa_outputs is missing (an encoder that was only pretrained) its random initial values
+ * stay, with a warning. Tensors that the model does not have are ignored and named in one line.
  *
  * Return: ST_OK; ST_INVALID (another tensor is missing: all of them are named; a shape or a size
  * in config.json differs from the configuration's); ST_IO; ST_CORRUPT; ST_UNSUPPORTED.
