@@ -10,7 +10,7 @@ struct mem_header {
 };
 _Static_assert(sizeof(struct mem_header) <= ARENA_ALIGN, "the header fits in the alignment gap");
 
-static atomic_llong live_bytes;
+static atomic_llong live_bytes, peak_bytes;
 static atomic_llong fail_countdown;
 static _Thread_local int sealed;
 
@@ -24,6 +24,14 @@ static bool should_fail(void)
     if (atomic_load_explicit(&fail_countdown, memory_order_relaxed) == 0)
         return false;
     return atomic_fetch_sub(&fail_countdown, 1) == 1;
+}
+
+static void count_bytes(long long bytes)
+{
+    long long live = atomic_fetch_add(&live_bytes, bytes) + bytes;
+    long long peak = atomic_load(&peak_bytes);
+    while (live > peak && !atomic_compare_exchange_weak(&peak_bytes, &peak, live))
+        ;
 }
 
 enum status mem_alloc(void *out, size_t bytes)
@@ -42,7 +50,7 @@ enum status mem_alloc(void *out, size_t bytes)
     p = block + ARENA_ALIGN;
     memset(p, 0, bytes);
     header_of(p)->bytes = bytes;
-    atomic_fetch_add(&live_bytes, (long long)bytes);
+    count_bytes((long long)bytes);
     memcpy(out, &p, sizeof p);
     return ST_OK;
 }
@@ -98,6 +106,16 @@ void mem_fail_at(int64_t k)
 int64_t mem_live_bytes(void)
 {
     return atomic_load(&live_bytes);
+}
+
+int64_t mem_peak_bytes(void)
+{
+    return atomic_load(&peak_bytes);
+}
+
+void mem_peak_reset(void)
+{
+    atomic_store(&peak_bytes, atomic_load(&live_bytes));
 }
 
 enum { POOL_BLOCK_BYTES = 64 * 1024, POOL_ALIGN = 16 };

@@ -56,6 +56,10 @@ void mem_fail_at(int64_t k);
 /** mem_live_bytes() - bytes that mem_ and pools hold now, over all threads. */
 int64_t mem_live_bytes(void);
 
+/** mem_peak_bytes() - the most of these at any time since the last mem_peak_reset(); for tests. */
+int64_t mem_peak_bytes(void);
+void mem_peak_reset(void);
+
 /* Many small objects that end together. Zero-initialise; pool_release() twice is fine. */
 struct pool {
     struct pool_block *head; /* owned */

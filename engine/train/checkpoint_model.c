@@ -155,8 +155,8 @@ enum status checkpoint_check_tensors(const struct checkpoint *c, const struct mo
             TRY(check_tensor(c, &m->tensors[i], got, frozen == NULL || frozen[i]));
     }
     if (missing.count > 0)
-        return FAIL(INVALID, "%s: %d tensor%s of this model missing: %s", c->path, missing.count,
-                    missing.count == 1 ? " is" : "s are", missing.text);
+        return FAIL(INVALID, "%s: %d tensors of this model are missing: %s", c->path, missing.count,
+                    missing.text);
     for (int i = 0; i < c->tensor_count; i++)
         if (model_find_tensor(m, c->tensors[i].name) < 0)
             text_list_add(&unknown, c->tensors[i].name);
