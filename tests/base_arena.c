@@ -73,6 +73,24 @@ static void memory_is_zeroed_aligned_and_counted(void **state)
     assert_int_equal(mem_live_bytes(), before);
 }
 
+static void the_peak_is_the_most_that_was_held_at_a_time(void **state)
+{
+    (void)state;
+    char *a, *b;
+    mem_peak_reset();
+    int64_t before = mem_live_bytes();
+    assert_int_equal(mem_peak_bytes(), before);
+    assert_ok(mem_alloc(&a, 1000));
+    assert_ok(mem_alloc(&b, 500));
+    mem_free(&a);
+    assert_ok(mem_alloc(&a, 700));
+    mem_free(&a);
+    mem_free(&b);
+    assert_int_equal(mem_peak_bytes(), before + 1500);
+    mem_peak_reset();
+    assert_int_equal(mem_peak_bytes(), before);
+}
+
 static void sizes_that_overflow_are_refused(void **state)
 {
     (void)state;
@@ -246,6 +264,7 @@ int main(void)
         cmocka_unit_test(a_measuring_arena_gives_the_size_that_binding_uses),
         cmocka_unit_test(an_arena_that_is_too_small_asserts),
         cmocka_unit_test(memory_is_zeroed_aligned_and_counted),
+        cmocka_unit_test(the_peak_is_the_most_that_was_held_at_a_time),
         cmocka_unit_test(sizes_that_overflow_are_refused),
         cmocka_unit_test(a_growing_array_keeps_its_contents),
         cmocka_unit_test(each_failing_allocation_is_reported_and_leaks_nothing),

@@ -13,86 +13,25 @@
 #include <unistd.h>
 
 #include "engine/base/arena.h"
+#include "tests/support/process.h"
 #include "tests/support/ranks.h"
 #include "tests/support/run.h"
-
-enum { MAX_ARGS = 32, OUTPUT_BYTES = 1 << 16, DEADLINE_MS = 60000 };
 
 static struct scratch scratch;
 
 /* ---- starting it ---- */
 
-struct process {
-    pid_t pid;
-    int code;                                  /* exit code; 128 + signal if one ended it */
-    char out[OUTPUT_BYTES], err[OUTPUT_BYTES]; /* the first bytes of both */
-};
-
 static struct process ran;
 
-static const char *binary(void)
-{
-    const char *path = getenv("TESSERA");
-    return path != NULL ? path : "./tessera";
-}
-
-static void redirect(int fd, const char *path)
-{
-    int file = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0644);
-    if (file < 0 || dup2(file, fd) < 0)
-        _exit(99);
-    close(file);
-}
-
 /* @file_limit: bytes that a file may have, 0: any; @out: where standard output goes, NULL: kept. */
-static void start(const char *const *args, rlim_t file_limit, const char *out)
+static void start(const char *const *args, long file_limit, const char *out)
 {
-    char out_path[512], err_path[512];
-    const char *argv[MAX_ARGS + 2] = {binary()};
-    for (int i = 0; args[i] != NULL && i < MAX_ARGS; i++)
-        argv[i + 1] = args[i];
-    scratch_path(&scratch, out_path, "stdout");
-    scratch_path(&scratch, err_path, "stderr");
-    fflush(NULL);
-    ran.pid = fork();
-    assert_true(ran.pid >= 0);
-    if (ran.pid > 0)
-        return;
-    redirect(STDOUT_FILENO, out != NULL ? out : out_path);
-    redirect(STDERR_FILENO, err_path);
-    if (file_limit > 0 && setrlimit(RLIMIT_FSIZE, &(struct rlimit){file_limit, file_limit}) != 0)
-        _exit(98);
-    execv(argv[0], (char *const *)argv);
-    _exit(97);
-}
-
-static void read_back(char text[OUTPUT_BYTES], const char *name)
-{
-    char path[512];
-    FILE *f = fopen(scratch_path(&scratch, path, name), "rb");
-    size_t n = f != NULL ? fread(text, 1, OUTPUT_BYTES - 1, f) : 0;
-    text[n] = '\0';
-    if (f != NULL)
-        fclose(f);
+    process_start(&ran, &scratch, args, file_limit, out);
 }
 
 static void wait_for_end(void)
 {
-    int state = 0;
-    int64_t begun = now_ms();
-    while (waitpid(ran.pid, &state, WNOHANG) == 0) {
-        if (now_ms() - begun > DEADLINE_MS) {
-            kill(ran.pid, SIGKILL);
-            waitpid(ran.pid, &state, 0);
-            fail_msg("%s did not end", binary());
-        }
-        sleep_ms(3);
-    }
-    ran.code = WIFEXITED(state) ? WEXITSTATUS(state) : 128 + WTERMSIG(state);
-    read_back(ran.out, "stdout");
-    read_back(ran.err, "stderr");
-    if (ran.code == 97)
-        fail_msg("cannot start %s: build it, or set TESSERA", binary());
+    process_wait(&ran, &scratch);
 }
 
 static void run_args(const char *const *args)
@@ -105,11 +44,7 @@ static void run_args(const char *const *args)
 
 static void expect(int code, const char *out, const char *err)
 {
-    bool fits = ran.code == code && (out == NULL || strstr(ran.out, out) != NULL) &&
-                (err == NULL || strstr(ran.err, err) != NULL);
-    if (!fits)
-        fail_msg("expected exit code %d, \"%s\" and \"%s\"; got %d\n%.2000s\n%.2000s", code,
-                 out != NULL ? out : "", err != NULL ? err : "", ran.code, ran.out, ran.err);
+    process_expect(&ran, code, out, err);
 }
 
 /* ---- files ---- */
@@ -205,8 +140,8 @@ static void without_arguments_it_says_what_there_is(void **state)
 static void every_command_has_help(void **state)
 {
     (void)state;
-    static const char *const commands[] = {"train",    "predict",  "score", "plan",
-                                           "features", "tokenize", "config"};
+    static const char *const commands[] = {"train", "eval",     "predict",  "score", "checkpoint",
+                                           "plan",  "features", "tokenize", "config"};
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
         char usage[64];
         RUN(commands[i], "--help");
@@ -557,7 +492,7 @@ static void start_long(const struct run_config *c)
         mem_free(&text.data);
         if (begins)
             return;
-        if (now_ms() - begun > DEADLINE_MS || waitpid(ran.pid, NULL, WNOHANG) != 0)
+        if (now_ms() - begun > PROCESS_DEADLINE_MS || waitpid(ran.pid, NULL, WNOHANG) != 0)
             fail_msg("no step came");
         sleep_ms(3);
     }

@@ -10,6 +10,7 @@
 
 #include "engine/train/checkpoint_convert.h"
 #include "engine/train/checkpoint_model.h"
+#include "engine/train/cmd_checkpoint.h"
 #include "engine/train/model_config.h"
 #include "io/half.h"
 #include "tests/support/run.h"
@@ -637,7 +638,7 @@ static void import_ok(const char *from, const char *dir)
     assert_ok(checkpoint_import(made, at(from), at(dir), &import_noting));
 }
 
-static void b31_b35_names_of_all_times_files_and_extras_give_the_same_checkpoint(void **state)
+static void b32_b35_names_of_all_times_files_and_extras_give_the_same_checkpoint(void **state)
 {
     (void)state;
     static const struct rewriting all[] = {{"plain", 1, NULL, false},
@@ -802,6 +803,8 @@ static void b75_memory_does_not_grow_with_the_model(void **state)
     assert_ok(checkpoint_verify(&c, NULL, NULL));
     assert_in_range(peak(), 1, bound);
     checkpoint_close(&c);
+    assert_ok(checkpoint_diff((char *[]){made, again}));
+    assert_in_range(peak(), 1, bound);
 }
 
 int main(void)
@@ -821,7 +824,7 @@ int main(void)
         TEST(any_failing_call_leaves_what_was_there),
         TEST(an_imported_checkpoint_starts_what_its_folder_starts),
         TEST(an_import_of_another_model_is_refused_on_resume),
-        TEST(b31_b35_names_of_all_times_files_and_extras_give_the_same_checkpoint),
+        TEST(b32_b35_names_of_all_times_files_and_extras_give_the_same_checkpoint),
         TEST(a_missing_head_is_random_by_the_seed_and_other_tensors_have_to_be_there),
         TEST(a_wrong_shape_names_both_and_other_formats_what_to_do),
         TEST(b75_memory_does_not_grow_with_the_model),

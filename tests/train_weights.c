@@ -312,6 +312,44 @@ static void shards_larger_than_the_staging_buffer_are_whole(void **state)
     assert_true(is_same_model(f, "first", "again"));
 }
 
+/* Bytes that all threads of this process have read so far; -1: this system does not say. */
+static int64_t bytes_read(void)
+{
+    char line[128];
+    long long bytes = -1;
+    FILE *f = fopen("/proc/self/io", "r");
+    while (f != NULL && bytes < 0 && fgets(line, sizeof line, f) != NULL)
+        if (sscanf(line, "rchar: %lld", &bytes) != 1)
+            bytes = -1;
+    if (f != NULL)
+        fclose(f);
+    return bytes;
+}
+
+static void at_stage_3_all_ranks_together_read_the_file_once(void **state)
+{
+    struct fixture *f = *state;
+    struct ranks ranks;
+    struct job job = {f, NULL, NULL};
+    struct safetensors st = {0};
+    f->config.model.hidden = 66;
+    f->config.model.ffn = 3001;
+    start_from(f, NULL, 1);
+    save(f, "first", 1, 0);
+    open_model(f, "first", &st);
+    int64_t file = 0, before;
+    for (int i = 0; i < st.count; i++)
+        file += st.tensors[i].bytes;
+    safetensors_close(&st);
+    if (bytes_read() < 0)
+        skip();
+    start_from(f, "first", 2);
+    before = bytes_read();
+    run_ranks(&ranks, &job, 4, 3);
+    assert_all_ok(&ranks);
+    assert_in_range(bytes_read() - before, file, file + file / 10); /* headers, config.json */
+}
+
 static void b34_frozen_tensors_are_saved_and_loaded_too(void **state)
 {
     struct fixture *f = *state;
@@ -673,6 +711,7 @@ int main(void)
         TEST(distilbert_is_saved_with_its_names_and_loaded_to_the_bit),
         TEST(config_json_says_the_family_and_its_constants),
         TEST(shards_larger_than_the_staging_buffer_are_whole),
+        TEST(at_stage_3_all_ranks_together_read_the_file_once),
         TEST(b34_frozen_tensors_are_saved_and_loaded_too),
         TEST(b04_loading_weights_leaves_a_fresh_optimizer),
         TEST(names_without_prefix_and_old_names_are_known),

@@ -1,9 +1,9 @@
+#include <jansson.h>
 #include <string.h>
 #include <unistd.h>
 
-#include <jansson.h>
-
 #include "engine/base/file.h"
+#include "engine/base/log.h"
 #include "engine/train/checkpoint_convert.h"
 #include "engine/train/checkpoint_shards.h"
 #include "engine/train/checkpoint_state.h"
@@ -35,6 +35,10 @@ static enum status read_vocab(struct import *im, const char *dir)
     char *path = im->config.data.vocab;
     TRY(path_join(path, sizeof im->config.data.vocab, dir, "vocab.txt"));
     if (access(path, F_OK) != 0) {
+        log_warn("checkpoint",
+                 "%s: is not there: no run is checked against it, and an export has to "
+                 "be given one",
+                 path);
         path[0] = '\0';
         return ST_OK;
     }

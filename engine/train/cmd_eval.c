@@ -22,6 +22,7 @@ static const char DETAILS[] =
     "  loss, windows                    mean over the windows of the questions\n" SCORE_PRINT_HELP
     "  best_exact, best_exact_thresh    version 2.0 data: the best score and the threshold of the\n"
     "  best_f1, best_f1_thresh          null odds for it (eval.null_threshold)\n"
+    "If a question of the file has no answer, \"no answer\" is one that the model may give.\n"
     "--set takes any key of a configuration (tessera train --help), such as data.max_length,\n"
     "eval.micro_batch, eval.null_threshold or train.precision.\n";
 
@@ -40,13 +41,14 @@ struct eval_job {
 
 /* ---- the configuration ----------------------------------------------------------------------- */
 
-/* Data of version 2.0 says so itself. */
+/* "No answer" is an answer only where some question has none: the questions say so themselves. */
 static enum status detect_version(struct run_config *config, const char *path)
 {
     enum status st;
     struct squad_data data = {0};
     TRY_GOTO(st, out, squad_load(&data, path));
-    config->data.version_2 = data.unanswerable;
+    for (int64_t i = 0; i < data.example_count; i++)
+        config->data.version_2 |= data.examples[i].impossible;
 out:
     squad_release(&data);
     return st;

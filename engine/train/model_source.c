@@ -1,6 +1,7 @@
 #include "engine/train/model_source.h"
 
 #include <stdio.h>
+#include <unistd.h>
 
 #include "engine/base/file.h"
 #include "engine/model/model.h"
@@ -24,6 +25,19 @@ out:
     return st;
 }
 
+static enum status find_vocab(char path[CONFIG_TEXT_BYTES], const char *dir, const char *given)
+{
+    if (given != NULL)
+        return path_join(path, CONFIG_TEXT_BYTES, "", given);
+    TRY(path_join(path, CONFIG_TEXT_BYTES, dir, "vocab.txt"));
+    if (access(path, F_OK) != 0)
+        return FAIL(INVALID,
+                    "%s: is not there (a tokenizer.json is not read): give the vocabulary with "
+                    "--vocab FILE",
+                    path);
+    return ST_OK;
+}
+
 static enum status from_folder(struct run_config *config, const char *dir, const char *vocab)
 {
     TRY(model_config_read(config, dir));
@@ -31,8 +45,7 @@ static enum status from_folder(struct run_config *config, const char *dir, const
     config->data.max_length =
         config->model.max_positions < WINDOW ? config->model.max_positions : WINDOW;
     config->data.doc_stride = config->data.max_length / 3;
-    return path_join(config->data.vocab, sizeof config->data.vocab, vocab == NULL ? dir : "",
-                     vocab == NULL ? "vocab.txt" : vocab);
+    return find_vocab(config->data.vocab, dir, vocab);
 }
 
 static enum status from_checkpoint(struct run_config *config, const char *dir, const char *given)

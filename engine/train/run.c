@@ -102,6 +102,9 @@ static enum status finish(struct trainer *t, enum status st)
 static enum status take_best(struct trainer *t)
 {
     char path[CHECKPOINT_PATH_BYTES];
+    if (t->config->checkpoint.keep_best == STOP_NONE && t->comm->rank == 0)
+        log_warn("run", "without checkpoint.keep_best nothing says what is best: the last weights "
+                        "count");
     TRY(checkpointer_best(t->checkpointer, t, path));
     return path[0] != '\0' ? checkpoint_load_weights(t, path) : ST_OK;
 }
