@@ -74,7 +74,7 @@ enum status cmd_checkpoint_export(int argc, char **argv)
     bool help_shown = false;
     char *paths[2];
     const struct option options[] = {
-        {"dtype", OPTION_TEXT, &dtype, "fp32|bf16|fp16", "of the weights (fp32)", 0, 0, false},
+        {"dtype", OPTION_TEXT, &dtype, "fp32|bf16|fp16", "of the weights", 0, 0, false},
         {"vocab", OPTION_TEXT, &how.vocab, "FILE",
          "the vocabulary, if it is no longer where the run had it", 0, 0, false},
         {"overwrite", OPTION_FLAG, &how.overwrite, NULL,
@@ -116,10 +116,9 @@ enum status cmd_checkpoint_import(int argc, char **argv)
     bool help_shown = false;
     char *paths[2], made[CHECKPOINT_PATH_BYTES];
     const struct option options[] = {{"ranks", OPTION_INT, &ranks, "N",
-                                      "write the files of so many ranks (1)", 1, MOST_RANKS, false},
+                                      "write the files of so many ranks", 1, MOST_RANKS, false},
                                      {"seed", OPTION_INT, &seed, "N",
-                                      "of the initial values of a missing head (42)", 0, 1e15,
-                                      false}};
+                                      "of the initial values of a missing head", 0, 1e15, false}};
     const struct command command = {
         .name = "checkpoint import",
         .summary = "a Hugging Face folder as a checkpoint of step 0",

@@ -18,11 +18,12 @@ static const char DETAILS[] =
     "The model is a checkpoint, or a Hugging Face folder such as tessera train leaves in\n"
     "OUTPUT/model. Ranks compute as in training: threads, or processes that mpiexec, srun or\n"
     "torchrun started, or a process a GPU. The answers go to the output folder as\n"
-    "predictions.json, nbest.json and null_odds.json; the result is printed as a JSON object:\n"
+    "predictions.json and nbest.json; the result is printed as a JSON object:\n"
     "  loss, windows                    mean over the windows of the questions\n" SCORE_PRINT_HELP
     "  best_exact, best_exact_thresh    version 2.0 data: the best score and the threshold of the\n"
     "  best_f1, best_f1_thresh          null odds for it (eval.null_threshold)\n"
-    "If a question of the file has no answer, \"no answer\" is one that the model may give.\n"
+    "If a question of the file has no answer, \"no answer\" is one that the model may give, and\n"
+    "null_odds.json says how near it was.\n"
     "--set takes any key of a configuration (tessera train --help), such as data.max_length,\n"
     "eval.micro_batch, eval.null_threshold or train.precision.\n";
 
@@ -125,17 +126,15 @@ enum status cmd_eval(int argc, char **argv)
          true},
         {"vocab", OPTION_TEXT, &args.vocab, "FILE",
          "the vocabulary, if it is not in the folder or where the run had it", 0, 0, false},
-        {"output-dir", OPTION_TEXT, &args.output_dir, "DIR", "for the answers (runs/eval)", 0, 0,
-         false},
-        {"ranks", OPTION_INT, &args.ranks, "N", "ranks that share the work (1)", 1, 4096, false},
+        {"output-dir", OPTION_TEXT, &args.output_dir, "DIR", "for the answers", 0, 0, false},
+        {"ranks", OPTION_INT, &args.ranks, "N", "ranks that share the work", 1, 4096, false},
         {"zero-stage", OPTION_INT, &args.zero_stage, "0..3",
-         "3: each rank holds a part of the model (0)", 0, 3, false},
+         "3: each rank holds a part of the model", 0, 3, false},
         {"device", OPTION_TEXT, &args.device, "auto|cpu|cuda", "where to compute (auto)", 0, 0,
          false},
         {"max-samples", OPTION_INT, &args.max_samples, "N", "the first N questions only; 0: all", 0,
          1e15, false},
-        {"set", OPTION_LIST, &args.sets, "KEY=VALUE", "a key of the configuration; repeatable", 0,
-         0, false},
+        {"set", OPTION_LIST, &args.sets, "KEY=VALUE", "a key of the configuration", 0, 0, false},
     };
     const struct command command = {.name = "eval",
                                     .summary = "EM and F1 of a model on a file of questions",
