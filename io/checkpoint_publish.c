@@ -11,23 +11,11 @@
 #include "io/checkpoint_folder.h"
 #include "io/checkpoint_format.h"
 
-/* A new folder lasts only when the one above it is flushed. */
-static enum status make_dir(const char *dir)
-{
-    char above[CHECKPOINT_PATH_BYTES];
-    struct stat info;
-    if (stat(dir, &info) == 0 && S_ISDIR(info.st_mode))
-        return ST_OK;
-    TRY(file_make_dirs(dir));
-    TRY(path_join(above, sizeof above, dir, ".."));
-    return folder_sync(above);
-}
-
 enum status checkpoint_begin(char *temp, const char *dir, int64_t step)
 {
     if (step < 0)
         return FAIL(INVALID, "a checkpoint of step %" PRId64, step);
-    TRY(make_dir(dir));
+    TRY(file_make_dirs(dir));
     return folder_make_hidden(temp, dir, FOLDER_TEMP, step);
 }
 

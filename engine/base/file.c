@@ -260,6 +260,39 @@ enum status file_write(const char *path, const void *data, size_t bytes)
     return sync_folder(folder, path);
 }
 
+/* A new folder lasts only when the one that holds it is flushed; one that may be written and not be
+ * read cannot be. */
+static enum status sync_parent(const char *made)
+{
+    char folder[PATH_MAX];
+    TRY(folder_of(folder, sizeof folder, made));
+    int fd = do_open(folder, O_RDONLY | O_DIRECTORY);
+    if (fd < 0 && errno == EACCES)
+        return ST_OK;
+    bool failed = fd < 0 || do_fsync(fd) != 0;
+    int cause = errno;
+    if (fd >= 0)
+        close(fd);
+    return failed
+               ? FAIL(IO, "%s: made, but its folder cannot be flushed: %s", made, strerror(cause))
+               : ST_OK;
+}
+
+/* One folder of a path. */
+static enum status make_dir(const char *path)
+{
+    struct stat info;
+    bool spoiled = should_fail(), made = !spoiled && mkdir(path, 0777) == 0;
+    int cause = errno;
+    if (!made && (spoiled || (cause != EEXIST && stat(path, &info) != 0)))
+        return FAIL(IO, "%s: cannot make the folder: %s", path, strerror(cause));
+    if (stat(path, &info) != 0)
+        return FAIL(IO, "%s: %s", path, strerror(errno));
+    if (!S_ISDIR(info.st_mode))
+        return FAIL(IO, "%s: is a file, expected a folder", path);
+    return made ? sync_parent(path) : ST_OK;
+}
+
 enum status file_make_dirs(const char *path)
 {
     char part[PATH_MAX];
@@ -271,14 +304,7 @@ enum status file_make_dirs(const char *path)
             continue;
         char kept = *end;
         *end = '\0';
-        struct stat info;
-        if (should_fail() || (mkdir(part, 0777) != 0 && errno != EEXIST &&
-                              !(stat(part, &info) == 0 && S_ISDIR(info.st_mode))))
-            return FAIL(IO, "%s: cannot make the folder: %s", part, strerror(errno));
-        if (stat(part, &info) != 0)
-            return FAIL(IO, "%s: %s", part, strerror(errno));
-        if (!S_ISDIR(info.st_mode))
-            return FAIL(IO, "%s: is a file, expected a folder", part);
+        TRY(make_dir(part));
         if (kept == '\0')
             return ST_OK;
         *end = kept;

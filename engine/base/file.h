@@ -37,7 +37,8 @@ MUST_CHECK enum status file_read(struct file_text *text, const char *path);
  */
 MUST_CHECK enum status file_write(const char *path, const void *data, size_t bytes);
 
-/** file_make_dirs() - mkdir -p. Return: ST_OK, also if it is there; ST_IO. */
+/** file_make_dirs() - mkdir -p; what is made is on the disk. Return: ST_OK, also if it is there;
+ * ST_IO. */
 MUST_CHECK enum status file_make_dirs(const char *path);
 
 /* A file that grows by whole records (metrics.jsonl): a record is there or it is not. */

@@ -55,7 +55,7 @@ struct small_piece {
     int64_t first, numel;
 };
 
-/** small_cut() - every state of every tensor in random pieces, in random order. Return: how many. */
+/** small_cut() - all states of all tensors in random pieces, in random order. Return: how many. */
 int small_cut(struct small_test *f, const struct small *s, struct small_piece *pieces,
               int max_numel);
 
