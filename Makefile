@@ -71,7 +71,7 @@ BENCHES  := $(patsubst bench/%.c,$(BUILD)/bench/%,$(BENCH_SRC))
 LIBTESS  := $(BUILD)/libtessera.a
 BINARY   := $(if $(filter build/release build/release-cpu,$(BUILD)),tessera,$(BUILD)/tessera)
 
-.PHONY: all tests test run-tests bench check format deps demo run-demo golden docs clean help FORCE
+.PHONY: all tests test run-tests soak bench check format deps demo run-demo golden docs clean help FORCE
 
 all: $(BINARY)
 
@@ -79,6 +79,7 @@ help:
 	@echo "make            build ./tessera"
 	@echo "make demo       install what is missing, build, fine-tune a small BERT on two ranks, ask it"
 	@echo "make test       install what is missing, build and run all tests"
+	@echo "make soak       kill training runs and saves 200 times each, go on, compare"
 	@echo "make check      include table, bans, lone headers, format, sizes"
 	@echo "make bench      build the benchmarks and run them"
 	@echo "make golden     make the golden numbers again (PyPI: torch, transformers)"
@@ -150,6 +151,11 @@ test: deps
 
 run-tests: tests
 	@TESSERA=./$(BINARY) scripts/run-tests.sh $(BUILD) $(TESTS)
+
+# What is killed 20 times or fewer in `make test` is killed 200 times here.
+soak: $(BUILD)/tests/train_resume_killed $(BUILD)/tests/io_checkpoint_crash $(BINARY)
+	@TESSERA=./$(BINARY) TEST_KILLS=200 TEST_TIMEOUT=7200 scripts/run-tests.sh $(BUILD) $(filter $(BUILD)/tests/%,$^)
+	@grep -h 'kill' $(BUILD)/test-logs/train_resume_killed.log $(BUILD)/test-logs/io_checkpoint_crash.log | grep -v '^\['
 
 bench: $(BENCHES) $(BINARY)
 	@env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE scripts/run-bench.sh $(BENCHES)

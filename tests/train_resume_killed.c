@@ -108,6 +108,97 @@ static void b69_killed_at_any_time_it_goes_on_with_other_ranks_and_stage(void **
     mem_free(&metrics.data);
 }
 
+/* ---- killed again and again ------------------------------------------------------------------ */
+
+/* The rest of a line of metrics.jsonl from @key to the next comma, or "". */
+static void field(char out[64], const char *line, const char *key)
+{
+    const char *at = strstr(line, key), *end = strchr(line, '\n');
+    out[0] = '\0';
+    if (at != NULL && end != NULL && at < end)
+        snprintf(out, 64, "%.*s", (int)strcspn(at, ",}"), at);
+}
+
+/* Both runs recorded each step once, with the same numbers to the last digit. */
+static void same_records(const struct run_config *a, const struct run_config *b, int64_t steps)
+{
+    static const char *const keys[] = {"\"step\":", "\"loss\":", "\"grad_norm\":", "\"lr\":"};
+    struct file_text x, y;
+    run_read(&x, a, "metrics.jsonl");
+    run_read(&y, b, "metrics.jsonl");
+    const char *p = strstr(x.data, "{\"step\":"), *q = strstr(y.data, "{\"step\":");
+    int64_t step = 0;
+    for (; p != NULL && q != NULL; step++) {
+        for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+            char of_a[64], of_b[64];
+            field(of_a, p, keys[i]);
+            field(of_b, q, keys[i]);
+            assert_true(of_a[0] != '\0');
+            assert_string_equal(of_a, of_b);
+        }
+        p = strstr(p + 1, "{\"step\":");
+        q = strstr(q + 1, "{\"step\":");
+    }
+    assert_true(p == NULL && q == NULL);
+    assert_int_equal(step, steps);
+    mem_free(&x.data);
+    mem_free(&y.data);
+}
+
+static void run_program(const char *const *args)
+{
+    int status = 0;
+    pid_t pid = start_program(args);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+/* Every other kill comes at any time, also while the program starts; the others after a save. Each
+ * life has another stage. */
+static void kill_again_and_again(const char *name, int ranks, int kills, uint64_t *random)
+{
+    char path[512], steps[32], what[64], *const stages[] = {"0", "1", "2", "3"};
+    struct run_config c = resume_tiny(&scratch, name, ranks, 0, 1000000, 3), plain;
+    int64_t newest = -1;
+    int status = 0;
+    put_config(&c, path);
+    for (int i = 0; i < kills; i++) {
+        const char *stage = stages[test_random(random) % 4];
+        const char *args[] = {"tessera",           "train",        "--config", path,
+                              "--resume-or-start", "--zero-stage", stage,      NULL};
+        pid_t pid = start_program(args);
+        if (i % 2 == 0)
+            wait_for_save(&c, pid, newest);
+        sleep_ms((int64_t)(test_random(random) % (i % 2 == 0 ? 40 : 300)));
+        assert_int_equal(waitpid(pid, &status, WNOHANG), 0);
+        kill(pid, SIGKILL);
+        assert_int_equal(waitpid(pid, &status, 0), pid);
+        newest = wait_for_save(&c, 0, newest - 1);
+    }
+    snprintf(steps, sizeof steps, "--steps=%lld", (long long)newest + 4);
+    run_program(
+        (const char *[]){"tessera", "train", "--config", path, "--resume", "latest", steps, NULL});
+    snprintf(what, sizeof what, "%s-plain", name);
+    plain = resume_tiny(&scratch, what, ranks, 3, newest + 4, 0);
+    put_config(&plain, path);
+    run_program((const char *[]){"tessera", "train", "--config", path, NULL});
+    same_records(&c, &plain, newest + 4);
+    print_message("%d ranks: killed %d times in %lld steps\n", ranks, kills, (long long)newest + 4);
+}
+
+static void b69_killed_again_and_again_the_record_is_that_of_an_unbroken_run(void **state)
+{
+    (void)state;
+    static const int worlds[] = {2, 3, 4};
+    int kills = test_kills(6), count = (int)(sizeof worlds / sizeof *worlds);
+    uint64_t random = test_seed();
+    for (int i = 0; i < count; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "again-%d", worlds[i]);
+        kill_again_and_again(name, worlds[i], (kills + i) / count, &random);
+    }
+}
+
 static void b92_a_warning_from_the_scheduler_saves_and_the_exit_code_says_so(void **state)
 {
     (void)state;
@@ -138,6 +229,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(b69_killed_at_any_time_it_goes_on_with_other_ranks_and_stage),
+        TEST(b69_killed_again_and_again_the_record_is_that_of_an_unbroken_run),
         TEST(b92_a_warning_from_the_scheduler_saves_and_the_exit_code_says_so),
     };
     return cmocka_run_group_tests(tests, set_up, run_tear_down);

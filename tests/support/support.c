@@ -71,6 +71,13 @@ uint64_t test_random(uint64_t *state)
     return z ^ (z >> 31);
 }
 
+int test_kills(int otherwise)
+{
+    const char *text = getenv("TEST_KILLS");
+    long kills = text != NULL ? strtol(text, NULL, 10) : 0;
+    return kills > 0 && kills < 100000 ? (int)kills : otherwise;
+}
+
 void scratch_make(struct scratch *scratch)
 {
     const char *base = getenv("TMPDIR");

@@ -42,6 +42,10 @@ uint64_t test_seed(void);
 /** test_random() - the next number of a sequence that starts at *state = test_seed(). */
 uint64_t test_random(uint64_t *state);
 
+/** test_kills() - how often a test kills what it tests: TEST_KILLS of the environment (`make soak`),
+ * else @otherwise. */
+int test_kills(int otherwise);
+
 /* A folder of its own for a test. */
 struct scratch {
     char dir[256]; /* "" before scratch_make() */
