@@ -26,7 +26,7 @@ BUILD := build/$(if $(filter 1,$(DEBUG)),debug,release)$(if $(SAN),-$(subst $(co
 # ---- what this machine has ------------------------------------------------------------------
 # Detection runs once and is kept; `make clean` or a change of the knobs asks again. Targets that
 # do not compile anything themselves never ask; test and demo install first and then call make again.
-NO_BUILD_GOALS := help clean format deps check test demo
+NO_BUILD_GOALS := help clean format deps check test demo fuzz
 ifneq ($(filter-out $(NO_BUILD_GOALS),$(or $(MAKECMDGOALS),all)),)
 DETECTED := $(shell CC='$(CC)' NVCC='$(NVCC)' CUDA='$(CUDA)' CUDA_ARCH='$(CUDA_ARCH)' MPI='$(MPI)' scripts/detect.sh $(BUILD)/config.mk >&2 || echo failed)
 ifneq ($(DETECTED),)
@@ -63,15 +63,17 @@ TEST_SRC  := $(sort $(wildcard tests/*.c))
 TEST_SRC  := $(if $(HAVE_CUDA),$(TEST_SRC),$(filter-out tests/cuda_%.c,$(TEST_SRC)))
 TEST_LIB  := $(sort $(wildcard tests/support/*.c))
 BENCH_SRC := $(sort $(wildcard bench/*.c))
+FUZZ_SRC  := $(filter-out fuzz/fuzz.c,$(sort $(wildcard fuzz/*.c)))
 
 obj = $(patsubst %,$(BUILD)/%.o,$(1))
 LIB_OBJ  := $(call obj,$(LIB_SRC) $(CU_SRC)) $(BUILD)/io/tensorboard.pb-c.o
 TESTS    := $(patsubst tests/%.c,$(BUILD)/tests/%,$(TEST_SRC))
+FUZZERS  := $(patsubst fuzz/%.c,$(BUILD)/fuzz/%,$(FUZZ_SRC))
 BENCHES  := $(patsubst bench/%.c,$(BUILD)/bench/%,$(BENCH_SRC))
 LIBTESS  := $(BUILD)/libtessera.a
 BINARY   := $(if $(filter build/release build/release-cpu,$(BUILD)),tessera,$(BUILD)/tessera)
 
-.PHONY: all tests test run-tests soak bench check format deps demo run-demo golden docs clean help FORCE
+.PHONY: all tests test run-tests soak fuzz fuzzers bench check format deps demo run-demo golden docs clean help FORCE
 
 all: $(BINARY)
 
@@ -80,6 +82,7 @@ help:
 	@echo "make demo       install what is missing, build, fine-tune a small BERT on two ranks, ask it"
 	@echo "make test       install what is missing, build and run all tests"
 	@echo "make soak       kill training runs and saves 200 times each, go on, compare"
+	@echo "make fuzz       feed each parser made-up bytes, FUZZ_SECONDS=3600 each (clang)"
 	@echo "make check      include table, bans, lone headers, format, sizes"
 	@echo "make bench      build the benchmarks and run them"
 	@echo "make golden     make the golden numbers again (PyPI: torch, transformers)"
@@ -140,6 +143,26 @@ $(BUILD)/tests/%: $(BUILD)/tests/%.c.o $(call obj,$(TEST_LIB)) $(LIBTESS)
 $(BUILD)/bench/%: $(BUILD)/bench/%.c.o $(LIBTESS)
 	@echo "  LD    $@"
 	$(Q)$(LINK) $(LIBS)
+
+# All targets in one program: each gets a name of its own.
+ifeq ($(FUZZ),)
+$(BUILD)/fuzz/%.c.o: EXTRA = -DLLVMFuzzerTestOneInput=fuzz_$(*F)
+endif
+$(BUILD)/tests/fuzz_corpus: $(call obj,$(FUZZ_SRC) fuzz/fuzz.c)
+
+$(BUILD)/fuzz/%: $(BUILD)/fuzz/%.c.o $(call obj,fuzz/fuzz.c) $(LIBTESS)
+	@echo "  LD    $@"
+	$(Q)$(LINK) -fsanitize=fuzzer $(LIBS)
+
+fuzzers: $(FUZZERS)
+
+# FUZZ_SECONDS for each target, one after the other.
+FUZZ_SECONDS ?= 3600
+fuzz:
+	@FUZZ=1 scripts/deps.sh
+	+@$(AGAIN) fuzzers FUZZ=1 CC=clang CUDA=0 MPI=0 DEBUG=1 SAN=fuzzer-no-link,address,undefined \
+	  CFLAGS=-fno-sanitize-recover=all BUILD=build/fuzz
+	@scripts/run-fuzz.sh build/fuzz/fuzz $(FUZZ_SECONDS) $(patsubst fuzz/%.c,%,$(FUZZ_SRC))
 
 tests: $(TESTS) $(BINARY)
 

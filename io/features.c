@@ -145,6 +145,13 @@ static void label_window(struct feature *f, const struct token *tokens, int64_t 
     f->end = f->context_first + (crossed ? first : last);
 }
 
+/* Where all texts are empty there is no array, and nothing is read. */
+static const struct token *tokens_from(const struct token_list *list, int64_t first)
+{
+    static const struct token none;
+    return list->tokens != NULL ? list->tokens + first : &none;
+}
+
 struct place { /* where the next feature goes */
     int64_t feature, token;
 };
@@ -154,9 +161,9 @@ static void put_windows(struct feature_set *set, struct place *place, const stru
                         const struct vocab *vocab)
 {
     const struct squad_example *example = &data->examples[i];
-    const struct token *question = texts->questions.tokens + texts->question_first[i];
+    const struct token *question = tokens_from(&texts->questions, texts->question_first[i]);
     int64_t context_first = texts->context_first[example->context_index];
-    const struct token *context = texts->contexts.tokens + context_first;
+    const struct token *context = tokens_from(&texts->contexts, context_first);
     int64_t begin = 0, end = 0;
     bool answered = answer_span(example, &begin, &end);
     for (int64_t w = 0; w < cut->window_count; w++) {

@@ -102,7 +102,7 @@ static enum status check_features(const struct feature_set *set, int32_t vocab_s
     int64_t tokens = 0, examples = 0;
     for (int64_t i = 0; i < set->feature_count; i++) {
         const struct feature *f = &set->features[i];
-        int32_t behind = f->token_count - 1; /* the last [SEP] */
+        int64_t behind = (int64_t)f->token_count - 1; /* the last [SEP] */
         if (f->example == examples)
             examples++;
         if (f->example != examples - 1 || f->first_token != tokens || f->context_first < 2 ||
@@ -118,6 +118,9 @@ static enum status check_features(const struct feature_set *set, int32_t vocab_s
     for (int64_t i = 0; i < set->token_count; i++)
         if (set->ids[i] < 0 || set->ids[i] >= vocab_size)
             return FAIL(CORRUPT, "token %lld is not in the vocabulary", (long long)i);
+    for (int64_t i = 0; i < set->offset_count; i++)
+        if (set->offset_start[i] < 0 || set->offset_end[i] < set->offset_start[i])
+            return FAIL(CORRUPT, "offset %lld is not possible", (long long)i);
     return ST_OK;
 }
 

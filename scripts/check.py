@@ -36,7 +36,8 @@ MAY_INCLUDE = {
     "comm": {"engine/base", "engine/device"},
     "io": {"engine/base"},
     "engine/train": ALL,
-    "tests": ALL,
+    "fuzz": ALL,
+    "tests": ALL | {"fuzz"},
     "bench": ALL,
 }
 LIBRARIES = re.compile(r"<(cuda|cublas|nccl|mpi|zstd|hwloc|yaml|jansson|zlib|cblas|utf8proc|xxhash|protobuf|isa-l)")

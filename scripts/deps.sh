@@ -4,6 +4,8 @@ set -u
 packages='gcc g++ libc6-dev make pkg-config git python3 libopenblas-dev libyaml-dev libjansson-dev libutf8proc-dev libxxhash-dev libzstd-dev zlib1g-dev libprotobuf-c-dev protobuf-c-compiler libisal-dev libcmocka-dev'
 # Only for --comm mpi, and as large as all others together: who wants it says so.
 [ "${MPI:-auto}" != 1 ] || packages="$packages libopenmpi-dev openmpi-bin"
+# Only for `make fuzz`.
+[ "${FUZZ:-0}" != 1 ] || packages="$packages clang libclang-rt-dev"
 missing=''
 for p in $packages; do
     dpkg-query -W -f='${Status}' "$p" 2>/dev/null | grep -q 'ok installed' || missing="$missing $p"

@@ -42,7 +42,7 @@ uint64_t test_seed(void);
 /** test_random() - the next number of a sequence that starts at *state = test_seed(). */
 uint64_t test_random(uint64_t *state);
 
-/** test_kills() - how often a test kills what it tests: TEST_KILLS of the environment (`make soak`),
+/** test_kills() - how often a test kills what it tests: TEST_KILLS of `make soak`,
  * else @otherwise. */
 int test_kills(int otherwise);
 
