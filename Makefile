@@ -79,7 +79,7 @@ all: $(BINARY)
 
 help:
 	@echo "make            build ./tessera"
-	@echo "make demo       install what is missing, build, fine-tune a small BERT on two ranks, ask it"
+	@echo "make demo       install what is missing, build, fine-tune a small BERT on two ranks, ask it, kill a run and go on"
 	@echo "make test       install what is missing, build and run all tests"
 	@echo "make soak       kill training runs and saves 200 times each, go on, compare"
 	@echo "make fuzz       feed each parser made-up bytes, FUZZ_SECONDS=3600 each (clang)"

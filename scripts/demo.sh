@@ -1,5 +1,6 @@
 #!/bin/sh
-# Fine-tune a small BERT on two ranks at zero stage 3, and show what each stage needs.
+# Fine-tune a small BERT on two ranks at zero stage 3, show what each stage needs, ask the model a
+# question, and kill a run that then goes on elsewhere.
 #
 # usage: scripts/demo.sh     (`make demo` installs and builds what it needs, then calls it)
 # TESSERA names the program; ./tessera if it is not set. Everything printed here is measured.
@@ -60,6 +61,44 @@ PY
         --context-file $dir/context.txt
     rm -f $dir/question.txt $dir/context.txt
 fi
+
+title "Another run is killed (SIGKILL) and goes on: 2 ranks at stage 3, then 4 ranks at stage 1"
+crash=$dir/crash
+total=40
+rm -rf $crash
+mkdir -p $crash
+# The model and data of above without evaluations; the batch of 8 is dealt to twice the ranks later.
+set -- --config $config --output-dir $crash --steps $total --checkpoint-every 8 \
+    --set data.eval= --set eval.before=false --set eval.train_samples=0
+"$tessera" train "$@" --ranks 2 --zero-stage 3 >$crash/first.txt 2>&1 &
+victim=$!
+trap 'kill -KILL $victim 2>/dev/null || true' EXIT
+until [ -d $crash/checkpoints/step-00000016 ]; do
+    kill -0 $victim 2>/dev/null || { cat $crash/first.txt; exit 1; }
+    sleep 0.1
+done
+sleep 0.4
+kill -KILL $victim
+wait $victim 2>/dev/null || true
+trap - EXIT
+saved=$(ls -d $crash/checkpoints/step-* | tail -n 1 | sed 's/.*step-0*//')
+printf 'killed after step %d of %d; the newest complete checkpoint is of step %d\n' \
+    "$(grep -c '^{"step":' $crash/metrics.jsonl)" $total "$saved"
+"$tessera" train "$@" --ranks 4 --zero-stage 1 --set train.micro_batch=2 --resume latest \
+    >$crash/second.txt 2>&1 || { cat $crash/second.txt; exit 1; }
+went_on=$(sed -n 's/.*going on from .*: step \([0-9]*\),.*/\1/p' $crash/second.txt)
+printf 'went on at step %s on 4 ranks at stage 1, and came to step %d\n' "$went_on" \
+    "$(sed -n '$s/.*"step":\([0-9]*\).*/\1/p' $crash/metrics.jsonl)"
+# It went on from the checkpoint, and the record has every step once.
+[ "$went_on" = "$saved" ] || { echo "expected to go on at step $saved"; exit 1; }
+sed -n 's/^{"step":\([0-9]*\).*/\1/p' $crash/metrics.jsonl | awk -v total=$total '
+    $1 != NR { wrong = 1 } END { exit wrong || NR != total }' ||
+    { echo "$crash/metrics.jsonl does not have the steps 1 to $total, each once"; exit 1; }
+sed -n 's/^{"step":\([0-9]*\),.*"loss":\([^,]*\),.*/\1 \2/p' $crash/metrics.jsonl |
+    awk -v saved="$saved" '{ sum += $2; n++ }
+        $1 == saved { printf "mean loss of steps 1 to %d: %.3f", $1, sum / n; sum = n = 0 }
+        END { printf "; of steps %d to %d: %.3f\n", saved + 1, $1, sum / n }'
+"$tessera" checkpoint list $crash/checkpoints
 
 title "Files"
 echo "$dir: $(ls -m $dir)"
