@@ -305,8 +305,10 @@ static void end_save(struct checkpointer *c)
         return;
     }
     background_start(&c->publish, c->rank, publish_and_clean, c);
-    if (!c->publish.started)
+    if (!c->publish.started) {
         log_warn("checkpoint", "step %" PRId64 " is not saved: %s", c->step, c->publish.message);
+        checkpoint_discard(c->temp);
+    }
 }
 
 /* All ranks have written their part, well or badly: exchange the lines of the manifest. */
