@@ -211,6 +211,45 @@ static enum status before_the_wait(struct comm *comm, struct buffers *b)
     return finish(&done);
 }
 
+enum { UNITS = 12, OPS = 4, OP_MS = 12 };
+
+/* The executor's pattern with operations that sleep: a unit's collective is issued, other operations
+ * run, then it is waited for. @early: how many were complete when their wait came. */
+static enum status slow_steps(struct comm *comm, struct buffers *b, bool progress, int *early)
+{
+    *early = 0;
+    TRY(comm_barrier(comm));
+    for (int u = 0; u < UNITS; u++) {
+        struct event done = {0};
+        uint64_t salt = 100 + (uint64_t)u;
+        memset(b->out, 0xFF, sizeof(float) * MAX_NUMEL);
+        fill(b->in, comm->rank, MAX_NUMEL * comm->world_size, salt);
+        TRY(comm_reduce_scatter(comm, &streams[STREAM_REDUCE], b->out, b->in, MAX_NUMEL, DTYPE_F32,
+                                &done));
+        for (int op = 0; op < OPS; op++) {
+            sleep_ms(OP_MS);
+            if (progress)
+                TRY(comm_progress(comm));
+        }
+        *early += is_sum(b->out, comm, MAX_NUMEL, salt);
+        TRY(finish(&done));
+        RANK_CHECK(is_sum(b->out, comm, MAX_NUMEL, salt));
+    }
+    return ST_OK;
+}
+
+/* Not all of them: a rank may be late by more than the operations take. */
+static enum status slow(struct comm *comm, struct buffers *b)
+{
+    int with = 0, without = 0;
+    TRY(slow_steps(comm, b, true, &with));
+    TRY(slow_steps(comm, b, false, &without));
+    log_info("test", "complete before their wait: %d of %d, without progress %d", with, UNITS,
+             without);
+    RANK_CHECK(with >= UNITS / 4 && without == 0);
+    return comm_barrier(comm);
+}
+
 static enum status too_little_staging(struct comm *comm, struct buffers *b)
 {
     struct event done = {0};
@@ -306,9 +345,13 @@ static const struct body {
     enum status (*run)(struct comm *comm, struct buffers *b);
     int64_t timeout_ms, count_limit;
 } bodies[] = {
-    {"all", all_bodies, LONG_MS, 0},      {"pieces", all_bodies, LONG_MS, LIMIT},
-    {"silent", silent, SHORT_MS, 0},      {"different", different, SHORT_MS, 0},
-    {"killed", killed, 2 * LONG_MS, 0},   {"gives-up", gives_up, 2 * LONG_MS, 0},
+    {"all", all_bodies, LONG_MS, 0},
+    {"pieces", all_bodies, LONG_MS, LIMIT},
+    {"slow", slow, LONG_MS, 0},
+    {"silent", silent, SHORT_MS, 0},
+    {"different", different, SHORT_MS, 0},
+    {"killed", killed, 2 * LONG_MS, 0},
+    {"gives-up", gives_up, 2 * LONG_MS, 0},
     {"aborted", aborted, 2 * LONG_MS, 0},
 };
 
@@ -398,6 +441,16 @@ static void counts_above_mpis_are_one_collective_all_the_same(void **state)
     job_expect(&job, true, NULL);
 }
 
+static void collectives_complete_beside_slow_operations_before_their_wait(void **state)
+{
+    (void)state;
+    mpi_skip_without();
+    for (int ranks = 2; ranks <= 3; ranks++) {
+        run_ranks(ranks, "slow");
+        job_expect(&job, true, "without progress 0");
+    }
+}
+
 static void b84_a_time_out_names_the_silent_rank(void **state)
 {
     (void)state;
@@ -466,6 +519,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(collectives_are_those_of_local_to_the_bit),
         cmocka_unit_test(counts_above_mpis_are_one_collective_all_the_same),
+        cmocka_unit_test(collectives_complete_beside_slow_operations_before_their_wait),
         cmocka_unit_test(b84_a_time_out_names_the_silent_rank),
         cmocka_unit_test(b84_different_collectives_end_with_what_each_rank_waits_for),
         cmocka_unit_test(a_killed_rank_ends_the_others_and_is_named),
