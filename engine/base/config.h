@@ -61,6 +61,7 @@ struct run_config {
         int64_t prefetch; /* units gathered ahead of use; 0 = none */
         bool overlap;     /* false: every collective completes where it is issued */
         bool graphs;      /* CUDA: capture steps once, replay them */
+        char gemm_plan[CONFIG_TEXT_BYTES]; /* "auto", "off" or a folder: engine/train/products.h */
         int64_t max_unit_numel;
         int64_t threads; /* BLAS and op threads a rank; 0 = cores / local ranks */
         enum comm_kind comm;

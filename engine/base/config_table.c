@@ -115,6 +115,10 @@ const struct config_field config_fields[] = {
     BOOL(train, overlap, true,
          "Run collectives beside compute; false: each completes where it is issued."),
     BOOL(train, graphs, true, "On CUDA: capture each step shape as a graph once and replay it."),
+    TEXT(
+        train, gemm_plan, "auto",
+        "On CUDA: folder with measured algorithms of matrix products, a file a kind of card; auto: "
+        "in the user's cache folder; off: the library's choice, nothing is measured."),
     INT(train, max_unit_numel, 16777216, 128, INT64_C(1) << 40,
         "Tables with more elements than this are split into several units."),
     INT(train, threads, 0, 0, 4096,

@@ -1,52 +1,11 @@
 #include "engine/ops/gemm_plan.h"
 
-#include <cublasLt.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "engine/base/arena.h"
 #include "engine/ops/attention_cuda.cuh"
-#include "engine/ops/cuda_common.cuh"
-
-enum { GEMM_MAX_PLANS = 4096, GEMM_ALIGN = 256 };
-
-/* All that decides the algorithm. Compared as bytes: no padding. */
-struct gemm_key {
-    int64_t T, N, K;
-    int32_t kind, dtype, add, bias;
-    int32_t align_out, align_a, align_b, align_bias; /* bytes, at most GEMM_ALIGN */
-};
-static_assert(sizeof(struct gemm_key) == 3 * 8 + 8 * 4, "no padding");
-
-struct gemm_plan {
-    struct gemm_key key;
-    cublasLtMatmulDescOpaque_t desc;
-    cublasLtMatrixLayoutOpaque_t out, first, second; /* column-major, as cuBLAS sees them */
-    cublasLtMatmulAlgo_t algo;
-    size_t workspace_bytes;
-};
-
-struct gemm_library {
-    cublasLtHandle_t handle; /* owned */
-    int count;
-    int32_t slot[2 * GEMM_MAX_PLANS]; /* open addressing: plan + 1, or 0 */
-    struct gemm_plan plan[GEMM_MAX_PLANS];
-};
-
-static enum status cublas_status(cublasStatus_t result, const char *call, int line)
-{
-    if (result == CUBLAS_STATUS_SUCCESS)
-        return ST_OK;
-    return status_fail(result == CUBLAS_STATUS_NOT_SUPPORTED ? ST_UNSUPPORTED : ST_DEVICE, __FILE__,
-                       line, "%s: %s", call, cublasLtGetStatusString(result));
-}
-
-#define CUBLAS(call) cublas_status((call), #call, __LINE__)
-
-static struct gemm_library *library_of(const struct device *device)
-{
-    return (struct gemm_library *)device->library;
-}
+#include "engine/ops/gemm_lt.cuh"
 
 /* ---- one plan -------------------------------------------------------------------------------- */
 
@@ -88,7 +47,7 @@ static enum status gemm_plan_layouts(struct gemm_plan *p, const struct gemm_form
     return CUBLAS(cublasLtMatrixLayoutInit(&p->out, out, (uint64_t)f->m, (uint64_t)f->n, f->m));
 }
 
-static enum status gemm_plan_desc(struct gemm_plan *p, const struct gemm_form *f,
+static enum status gemm_plan_desc(struct gemm_plan *p, const struct gemm_form *f, const void *bias,
                                   cublasComputeType_t compute)
 {
     TRY(CUBLAS(cublasLtMatmulDescInit(&p->desc, compute, CUDA_R_32F)));
@@ -103,70 +62,78 @@ static enum status gemm_plan_desc(struct gemm_plan *p, const struct gemm_form *f
                                                   &epilogue, sizeof epilogue)));
         TRY(CUBLAS(cublasLtMatmulDescSetAttribute(&p->desc, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE,
                                                   &type, sizeof type)));
+        TRY(CUBLAS(cublasLtMatmulDescSetAttribute(&p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
+                                                  &bias, sizeof bias)));
     }
+    if (p->key.sm > 0)
+        TRY(CUBLAS(cublasLtMatmulDescSetAttribute(&p->desc, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET,
+                                                  &p->key.sm, sizeof p->key.sm)));
     return ST_OK;
+}
+
+enum status gemm_plan_describe(struct gemm_plan *p, const void *bias, cublasComputeType_t compute)
+{
+    struct gemm_form form = gemm_form(&p->key);
+    TRY(gemm_plan_layouts(p, &form));
+    return gemm_plan_desc(p, &form, bias, compute);
 }
 
 static enum status gemm_preference(cublasLtMatmulPreferenceOpaque_t *preference,
                                    const struct gemm_key *key)
 {
+    static const cublasLtMatmulPreferenceAttributes_t alignments[] = {
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
     size_t workspace = GEMM_WORKSPACE_BYTES;
     uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-    /* cuBLAS's first operand is our second but for the weight gradient, where it is x, also b. */
-    uint32_t first = (uint32_t)key->align_b, second = (uint32_t)key->align_a;
-    uint32_t out = (uint32_t)key->align_out;
+    uint32_t align = (uint32_t)key->align;
     TRY(CUBLAS(cublasLtMatmulPreferenceInit(preference)));
     TRY(CUBLAS(cublasLtMatmulPreferenceSetAttribute(
         preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof workspace)));
     TRY(CUBLAS(cublasLtMatmulPreferenceSetAttribute(
         preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes, sizeof schemes)));
-    TRY(CUBLAS(cublasLtMatmulPreferenceSetAttribute(
-        preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &first, sizeof first)));
-    TRY(CUBLAS(cublasLtMatmulPreferenceSetAttribute(
-        preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &second, sizeof second)));
-    TRY(CUBLAS(cublasLtMatmulPreferenceSetAttribute(
-        preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &out, sizeof out)));
-    return CUBLAS(cublasLtMatmulPreferenceSetAttribute(
-        preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &out, sizeof out));
+    for (size_t i = 0; i < sizeof alignments / sizeof *alignments; i++)
+        TRY(CUBLAS(
+            cublasLtMatmulPreferenceSetAttribute(preference, alignments[i], &align, sizeof align)));
+    return ST_OK;
 }
 
-/* Ask the heuristic for an algorithm with this arithmetic; @found tells whether there is one. */
-static enum status gemm_plan_ask(struct gemm_library *library, struct gemm_plan *p,
-                                 const void *bias, cublasComputeType_t compute, bool *found)
+enum status gemm_plan_ask(struct gemm_library *library, struct gemm_plan *p,
+                          cublasLtMatmulAlgo_t *algos, int most, int *count)
 {
+    enum { MOST = 16 };
     cublasLtMatmulPreferenceOpaque_t preference;
-    cublasLtMatmulHeuristicResult_t result;
-    struct gemm_form form = gemm_form(&p->key);
-    int count = 0;
-    TRY(gemm_plan_layouts(p, &form));
-    TRY(gemm_plan_desc(p, &form, compute));
-    if (bias) /* the heuristic looks at it */
-        TRY(CUBLAS(cublasLtMatmulDescSetAttribute(&p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
-                                                  &bias, sizeof bias)));
+    cublasLtMatmulHeuristicResult_t result[MOST];
+    int offered = 0;
+    ASSERT(most <= MOST);
+    *count = 0;
     TRY(gemm_preference(&preference, &p->key));
     cublasStatus_t st =
         cublasLtMatmulAlgoGetHeuristic(library->handle, &p->desc, &p->first, &p->second, &p->out,
-                                       &p->out, &preference, 1, &result, &count);
-    *found = st == CUBLAS_STATUS_SUCCESS && count > 0 && result.state == CUBLAS_STATUS_SUCCESS;
-    if (*found) {
-        p->algo = result.algo;
-        p->workspace_bytes = result.workspaceSize;
-    }
-    return st == CUBLAS_STATUS_NOT_SUPPORTED
-               ? ST_OK
-               : cublas_status(st, "cublasLtMatmulAlgoGetHeuristic", __LINE__);
+                                       &p->out, &preference, most, result, &offered);
+    if (st == CUBLAS_STATUS_NOT_SUPPORTED)
+        return ST_OK;
+    TRY(CUBLAS(st));
+    for (int i = 0; i < offered; i++)
+        if (result[i].state == CUBLAS_STATUS_SUCCESS)
+            algos[(*count)++] = result[i].algo;
+    return ST_OK;
 }
 
 /* fp32: the pedantic kind first; where it has no algorithm, plain fp32, which is no TF32 either. */
-static enum status gemm_plan_make(struct gemm_library *library, struct gemm_plan *p,
-                                  const void *bias)
+static enum status gemm_plan_choose(struct gemm_library *library, struct gemm_plan *p,
+                                    const void *bias)
 {
-    bool found = false;
-    if (p->key.dtype != DTYPE_BF16)
-        TRY(gemm_plan_ask(library, p, bias, CUBLAS_COMPUTE_32F_PEDANTIC, &found));
-    if (!found)
-        TRY(gemm_plan_ask(library, p, bias, CUBLAS_COMPUTE_32F, &found));
-    if (!found)
+    int count = 0;
+    if (p->key.dtype != DTYPE_BF16) {
+        TRY(gemm_plan_describe(p, bias, CUBLAS_COMPUTE_32F_PEDANTIC));
+        TRY(gemm_plan_ask(library, p, &p->algo, 1, &count));
+        if (count > 0)
+            return ST_OK;
+    }
+    TRY(gemm_plan_describe(p, bias, CUBLAS_COMPUTE_32F));
+    TRY(gemm_plan_ask(library, p, &p->algo, 1, &count));
+    if (count == 0)
         return FAIL(UNSUPPORTED,
                     "cuBLASLt has no algorithm for product kind %d, %s, T %lld, N %lld, K %lld",
                     p->key.kind, dtype_name((enum dtype)p->key.dtype), (long long)p->key.T,
@@ -174,7 +141,80 @@ static enum status gemm_plan_make(struct gemm_library *library, struct gemm_plan
     return ST_OK;
 }
 
-/* ---- the table ------------------------------------------------------------------------------- */
+/* ---- algorithms as numbers ------------------------------------------------------------------- */
+
+/* By enum gemm_attribute, with the size the library wants. */
+static const struct {
+    cublasLtMatmulAlgoConfigAttributes_t name;
+    size_t bytes;
+} attributes[GEMM_ATTRIBUTES] = {
+    {CUBLASLT_ALGO_CONFIG_ID, 4},
+    {CUBLASLT_ALGO_CONFIG_TILE_ID, 4},
+    {CUBLASLT_ALGO_CONFIG_STAGES_ID, 4},
+    {CUBLASLT_ALGO_CONFIG_SPLITK_NUM, 4},
+    {CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, 4},
+    {CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING, 4},
+    {CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, 4},
+    {CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID, 2},
+    {CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, 2},
+};
+
+void gemm_algo_read(uint32_t values[GEMM_ATTRIBUTES], const cublasLtMatmulAlgo_t *algo)
+{
+    for (int i = 0; i < GEMM_ATTRIBUTES; i++) {
+        size_t written = 0;
+        values[i] = 0; /* little endian: the low bytes of a narrow one */
+        if (cublasLtMatmulAlgoConfigGetAttribute(algo, attributes[i].name, &values[i],
+                                                 attributes[i].bytes,
+                                                 &written) != CUBLAS_STATUS_SUCCESS)
+            values[i] = 0;
+    }
+}
+
+bool gemm_algo_make(const struct gemm_library *library, cublasLtMatmulAlgo_t *algo,
+                    struct gemm_plan *p, const uint32_t values[GEMM_ATTRIBUTES])
+{
+    const uint32_t reproducible =
+        CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    cudaDataType_t in = p->key.dtype == DTYPE_BF16 ? CUDA_R_16BF : CUDA_R_32F;
+    cudaDataType_t out = p->key.kind == GEMM_BACKWARD_WEIGHT ? CUDA_R_32F : in;
+    cublasLtMatmulHeuristicResult_t result;
+    if (values[GEMM_REDUCTION] & ~reproducible || values[GEMM_ID] > INT32_MAX)
+        return false;
+    if (cublasLtMatmulAlgoInit(library->handle, CUBLAS_COMPUTE_32F, CUDA_R_32F, in, in, out, out,
+                               (int)values[GEMM_ID], algo) != CUBLAS_STATUS_SUCCESS)
+        return false;
+    for (int i = GEMM_ID + 1; i < GEMM_ATTRIBUTES; i++) {
+        if (attributes[i].bytes == 2 && values[i] > UINT16_MAX)
+            return false;
+        if (cublasLtMatmulAlgoConfigSetAttribute(algo, attributes[i].name, &values[i],
+                                                 attributes[i].bytes) != CUBLAS_STATUS_SUCCESS)
+            return false;
+    }
+    return cublasLtMatmulAlgoCheck(library->handle, &p->desc, &p->first, &p->second, &p->out,
+                                   &p->out, algo, &result) == CUBLAS_STATUS_SUCCESS &&
+           result.state == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= GEMM_WORKSPACE_BYTES;
+}
+
+void gemm_card(const struct device *device, struct gemm_card *card)
+{
+    *card = gemm_library_of(device)->card;
+}
+
+bool gemm_plan_accepts(const struct device *device, const struct gemm_entry *entry)
+{
+    struct gemm_plan p = {};
+    cublasLtMatmulAlgo_t algo;
+    p.key = entry->key;
+    /* No product runs here: any address with the right alignment will do. */
+    const void *bias = (const void *)(uintptr_t)p.key.align;
+    if (p.key.dtype != DTYPE_BF16 || (p.key.bias && p.key.kind != GEMM_FORWARD))
+        return false;
+    return gemm_plan_describe(&p, p.key.bias ? bias : NULL, CUBLAS_COMPUTE_32F) == ST_OK &&
+           gemm_algo_make(gemm_library_of(device), &algo, &p, entry->algo);
+}
+
+/* ---- the products met so far ----------------------------------------------------------------- */
 
 static uint64_t gemm_hash(const struct gemm_key *key)
 {
@@ -185,18 +225,36 @@ static uint64_t gemm_hash(const struct gemm_key *key)
     return hash;
 }
 
+/* From the plan, else by the heuristic. */
+static enum status gemm_plan_make(struct gemm_library *library, struct gemm_plan *p,
+                                  const void *bias)
+{
+    const struct gemm_entry *entry = NULL;
+    if (p->key.dtype != DTYPE_BF16)
+        return gemm_plan_choose(library, p, bias);
+    if (library->table)
+        entry = gemm_table_find(library->table, &p->key);
+    if (entry) {
+        TRY(gemm_plan_describe(p, bias, CUBLAS_COMPUTE_32F));
+        if (gemm_algo_make(library, &p->algo, p, entry->algo))
+            return ST_OK;
+    }
+    library->missing++;
+    return gemm_plan_choose(library, p, bias);
+}
+
 static enum status gemm_plan_find(struct gemm_library *library, struct gemm_plan **out,
                                   const struct gemm_key *key, const void *bias)
 {
-    enum { SLOTS = 2 * GEMM_MAX_PLANS };
+    enum { SLOTS = 2 * GEMM_TABLE_MAX };
     uint64_t slot = gemm_hash(key) % SLOTS;
     for (; library->slot[slot] != 0; slot = (slot + 1) % SLOTS) {
         *out = &library->plan[library->slot[slot] - 1];
         if (memcmp(&(*out)->key, key, sizeof *key) == 0)
             return ST_OK;
     }
-    if (library->count == GEMM_MAX_PLANS)
-        return FAIL(UNSUPPORTED, "more than %d different matrix products", (int)GEMM_MAX_PLANS);
+    if (library->count == GEMM_TABLE_MAX)
+        return FAIL(UNSUPPORTED, "more than %d different matrix products", (int)GEMM_TABLE_MAX);
     *out = &library->plan[library->count];
     (*out)->key = *key;
     TRY(gemm_plan_make(library, *out, bias));
@@ -204,17 +262,42 @@ static enum status gemm_plan_find(struct gemm_library *library, struct gemm_plan
     return ST_OK;
 }
 
-/* The largest power of two up to GEMM_ALIGN that divides the address. */
-static int32_t gemm_alignment(const void *address)
+void gemm_plan_install(struct device *device, const struct gemm_table *table)
 {
-    uintptr_t bits = (uintptr_t)address | GEMM_ALIGN;
+    struct gemm_library *library = gemm_library_of(device);
+    ASSERT(table == NULL || gemm_card_equal(&table->card, &library->card));
+    library->table = table;
+    library->count = library->missing = 0;
+    memset(library->slot, 0, sizeof library->slot);
+}
+
+int gemm_plan_missing(const struct device *device)
+{
+    return gemm_library_of(device)->missing;
+}
+
+/* ---- running --------------------------------------------------------------------------------- */
+
+/* The largest power of two up to GEMM_ALIGN that divides all addresses. */
+static int32_t gemm_alignment(const void *a, const void *b, const void *c, const void *d)
+{
+    uintptr_t bits = (uintptr_t)a | (uintptr_t)b | (uintptr_t)c | (uintptr_t)d | GEMM_ALIGN;
     return (int32_t)(bits & (~bits + 1));
+}
+
+enum status gemm_plan_issue(const struct gemm_library *library, struct gemm_plan *p, void *out,
+                            const void *a, const void *b, void *workspace, cudaStream_t stream)
+{
+    float one = 1.0f, beta = p->key.add ? 1.0f : 0.0f;
+    return CUBLAS(cublasLtMatmul(library->handle, &p->desc, &one, b, &p->first, a, &p->second,
+                                 &beta, out, &p->out, out, &p->out, &p->algo, workspace,
+                                 GEMM_WORKSPACE_BYTES, stream));
 }
 
 enum status gemm_run(struct stream *s, enum gemm_kind kind, struct tensor out, struct tensor a,
                      struct tensor b, const void *bias, int64_t T, int64_t N, int64_t K, bool add)
 {
-    struct gemm_library *library = library_of(s->device);
+    struct gemm_library *library = gemm_library_of(s->device);
     struct gemm_key key = {};
     struct gemm_plan *p = NULL;
     void *workspace;
@@ -225,79 +308,45 @@ enum status gemm_run(struct stream *s, enum gemm_kind kind, struct tensor out, s
     key.dtype = a.dtype;
     key.add = add;
     key.bias = bias != NULL;
-    key.align_out = gemm_alignment(out.data);
-    key.align_a = gemm_alignment(a.data);
-    key.align_b = gemm_alignment(b.data);
-    key.align_bias = gemm_alignment(bias);
+    key.align = gemm_alignment(out.data, a.data, b.data, bias);
     TRY(stream_scratch(&workspace, s, GEMM_WORKSPACE_BYTES));
     TRY(gemm_plan_find(library, &p, &key, bias));
     if (bias)
         TRY(CUBLAS(cublasLtMatmulDescSetAttribute(&p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
                                                   &bias, sizeof bias)));
-    float one = 1.0f, beta = add ? 1.0f : 0.0f;
-    return CUBLAS(cublasLtMatmul(library->handle, &p->desc, &one, b.data, &p->first, a.data,
-                                 &p->second, &beta, out.data, &p->out, out.data, &p->out, &p->algo,
-                                 workspace, GEMM_WORKSPACE_BYTES, stream_cuda(s)));
-}
-
-/* ---- what the plans say ---------------------------------------------------------------------- */
-
-int gemm_plan_count(const struct device *device)
-{
-    return library_of(device)->count;
-}
-
-static uint32_t gemm_algo_value(const struct gemm_plan *p,
-                                cublasLtMatmulAlgoConfigAttributes_t what)
-{
-    uint32_t value = 0;
-    size_t written;
-    if (cublasLtMatmulAlgoConfigGetAttribute(&p->algo, what, &value, sizeof value, &written) !=
-        CUBLAS_STATUS_SUCCESS)
-        return 0;
-    return value;
-}
-
-size_t gemm_plan_describe(const struct device *device, char *text, size_t bytes)
-{
-    static const char *const kind_name[GEMM_KINDS] = {"forward", "data", "weight"};
-    const struct gemm_library *library = library_of(device);
-    size_t used = 0;
-    if (bytes > 0)
-        text[0] = '\0';
-    for (int i = 0; i < library->count; i++) {
-        const struct gemm_plan *p = &library->plan[i];
-        size_t room = used < bytes ? bytes - used : 0;
-        int n =
-            snprintf(room ? text + used : NULL, room,
-                     "%s %s T=%lld N=%lld K=%lld add=%d bias=%d algo=%u tile=%u stages=%u "
-                     "split=%u reduction=%u workspace=%zu\n",
-                     kind_name[p->key.kind], dtype_name((enum dtype)p->key.dtype),
-                     (long long)p->key.T, (long long)p->key.N, (long long)p->key.K, p->key.add,
-                     p->key.bias, gemm_algo_value(p, CUBLASLT_ALGO_CONFIG_ID),
-                     gemm_algo_value(p, CUBLASLT_ALGO_CONFIG_TILE_ID),
-                     gemm_algo_value(p, CUBLASLT_ALGO_CONFIG_STAGES_ID),
-                     gemm_algo_value(p, CUBLASLT_ALGO_CONFIG_SPLITK_NUM),
-                     gemm_algo_value(p, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME), p->workspace_bytes);
-        used += (size_t)n;
-    }
-    return used;
+    return gemm_plan_issue(library, p, out.data, a.data, b.data, workspace, stream_cuda(s));
 }
 
 /* ---- open and close -------------------------------------------------------------------------- */
+
+/* The name in a plan file is printable ASCII. */
+static enum status card_of(struct gemm_card *card, const struct device *device)
+{
+    int multiprocessors = 0;
+    snprintf(card->name, sizeof card->name, "%s", device->name[0] ? device->name : "unnamed");
+    for (char *c = card->name; *c; c++)
+        if (*c < ' ' || *c > '~')
+            *c = '?';
+    TRY(CUDA(
+        cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device->index)));
+    card->multiprocessors = multiprocessors;
+    card->library = (int64_t)cublasLtGetVersion();
+    return ST_OK;
+}
 
 enum status ops_cuda_open(struct device *device)
 {
     struct gemm_library *library;
     TRY(mem_alloc(&library, sizeof *library));
     device->library = library;
+    TRY(card_of(&library->card, device));
     TRY(CUBLAS(cublasLtCreate(&library->handle)));
     return attention_cuda_open();
 }
 
 void ops_cuda_close(struct device *device)
 {
-    struct gemm_library *library = library_of(device);
+    struct gemm_library *library = gemm_library_of(device);
     if (library && library->handle)
         cublasLtDestroy(library->handle);
     mem_free(&device->library);

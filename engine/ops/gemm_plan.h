@@ -1,18 +1,19 @@
 /*
  * engine/ops/gemm_plan.h - which cuBLASLt algorithm runs which matrix product.
  *
- * The library object of a CUDA device (device->library) holds the cuBLASLt handle and a table of
- * plans: one a product, keyed by (kind, dtype, sizes, add, bias, alignment). A plan is made at the
- * product's first use by the library's heuristic, which is a function of the key, the card and the
- * library version, and is never timed or changed afterwards. So every stage, rank and run on the
- * same kind of machine runs the same algorithms.
+ * The library object of a CUDA device (device->library) holds the cuBLASLt handle and what is known
+ * of each product (struct gemm_key) that was met so far. An algorithm comes from the plan that was
+ * installed (gemm_table.h; gemm_measure.h makes one); a product that the plan lacks gets what the
+ * library's heuristic says first, which is a function of the key, the card and the library version.
+ * Nothing is timed here, and nothing changes once a product has run. So every stage, rank and run
+ * with the same plan runs the same algorithms.
  *
  * Reproducible: each product gets the same fixed workspace; only reductions through the workspace
  * in compute precision are allowed for split sums (not the in-place one). fp32 products use fp32
- * arithmetic, never TF32.
+ * arithmetic, never TF32, and always the heuristic's choice.
  *
- * The table has a fixed size; nothing allocates after ops_cuda_open(). Making a plan is host work
- * and allowed while a stream is captured. One thread, that of the device.
+ * The table has a fixed size; nothing allocates after ops_cuda_open(). Looking a product up is host
+ * work and allowed while a stream is captured. One thread, that of the device.
  */
 #ifndef ENGINE_OPS_GEMM_PLAN_H
 #define ENGINE_OPS_GEMM_PLAN_H
@@ -23,24 +24,18 @@
 
 #include "engine/base/tensor.h"
 #include "engine/device/device.h"
+#include "engine/ops/gemm_table.h"
 
 C_BEGIN
 
 /* The first bytes of a stream's workspace; what cuBLAS recommends for Hopper. */
 #define GEMM_WORKSPACE_BYTES ((size_t)32 << 20)
 
-enum gemm_kind {
-    GEMM_FORWARD,         /* y (T, N) = x (T, K) w (N, K)^T + bias */
-    GEMM_BACKWARD_DATA,   /* dx (T, K) = dy (T, N) w (N, K) */
-    GEMM_BACKWARD_WEIGHT, /* dw (N, K) fp32 = dy (T, N)^T x (T, K) */
-    GEMM_KINDS
-};
-
 /**
  * gemm_run() - enqueue one product of a linear layer; all matrices row-major and contiguous.
- * @out: y, dx or dw. @a, @b: x and w, dy and w, dy and x, as the kinds above name them.
+ * @out: y, dx or dw. @a, @b: x and w, dy and w, dy and x, as enum gemm_kind names them.
  * @bias: (N) in @a's dtype, GEMM_FORWARD only; NULL for none.
- * @T, @N, @K: sizes as above, all > 0.
+ * @T, @N, @K: sizes as there, all > 0.
  * @add: add to @out instead of setting it.
  *
  * Return: ST_OK; ST_INVALID (workspace too small); ST_UNSUPPORTED (cuBLASLt has no algorithm);
@@ -50,17 +45,23 @@ MUST_CHECK enum status gemm_run(struct stream *s, enum gemm_kind kind, struct te
                                 struct tensor a, struct tensor b, const void *bias, int64_t T,
                                 int64_t N, int64_t K, bool add);
 
-/** gemm_plan_count() - plans made so far. */
-int gemm_plan_count(const struct device *device);
+/** gemm_card() - what a plan for this device must say. */
+void gemm_card(const struct device *device, struct gemm_card *card);
+
+/** gemm_plan_accepts() - can this device run the product of @entry with its algorithm, and would it
+ * give the same bits each time? What a plan file says is not believed before that. */
+bool gemm_plan_accepts(const struct device *device, const struct gemm_entry *entry);
 
 /**
- * gemm_plan_describe() - the plans as text, a line each, in the order they were made: kind, dtype,
- * T, N, K, add, bias, algorithm id, tile, stages, split, reduction scheme, workspace bytes.
- * @text: at most @bytes with the final zero are written.
+ * gemm_plan_install() - from now on products take their algorithms from @table.
+ * @table: of this card; borrowed until the device closes or another is installed; NULL: none.
  *
- * Return: the length of the whole text, as snprintf does.
+ * What was met before is forgotten, so that it takes its new algorithm too.
  */
-size_t gemm_plan_describe(const struct device *device, char *text, size_t bytes);
+void gemm_plan_install(struct device *device, const struct gemm_table *table);
+
+/** gemm_plan_missing() - bf16 products met since then that the plan lacks. */
+int gemm_plan_missing(const struct device *device);
 
 C_END
 

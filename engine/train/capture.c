@@ -1,6 +1,5 @@
 #include "engine/train/capture.h"
 
-#include <inttypes.h>
 #include <stddef.h>
 
 #include "engine/base/log.h"
@@ -42,34 +41,49 @@ enum status capture_rehearse(struct trainer *t)
     return ST_OK;
 }
 
-enum status capture_steps(struct trainer *t)
+enum status capture_classes(int64_t **rows, int *count, struct trainer *t)
 {
-    const struct batch_layout *l = &t->setup.train_batch;
     enum status st = ST_OK;
     bool *meets = NULL;
-    int64_t classes = l->rows / LENGTH_CLASS, captured = 0;
+    int64_t classes = t->setup.train_batch.rows / LENGTH_CLASS;
     int micros = (int)t->config->train.grad_accum;
-    size_t before = 0, after = 0;
-    char *block = executor_shared(&t->executor, SHARED_BATCH);
-    TRY(mem_alloc(&meets, (size_t)(classes + 1)));
-    TRY_GOTO(st, out, device_memory_used(t->device, &before));
+    *count = 0;
+    TRY(mem_alloc(rows, sizeof **rows * (size_t)(classes + 1)));
+    TRY_GOTO(st, out, mem_alloc(&meets, (size_t)(classes + 1)));
     for (int64_t step = 0; step < t->total_steps; step++) {
         sampler_enter(&t->sampler, step);
         for (int m = 0; m < micros; m++)
             meets[sampler_class(&t->sampler, m) / LENGTH_CLASS] = true;
     }
-    for (int64_t i = 0; i <= classes; i++) {
-        if (!meets[i])
-            continue;
-        for (int m = 0; m < micros; m++)
-            t->micro[m] = batch_view(l, block, m, i * LENGTH_CLASS);
-        TRY_GOTO(st, out, executor_capture(&t->executor, PROGRAM_STEP, t->micro));
-        captured++;
-    }
-    TRY_GOTO(st, out, device_memory_used(t->device, &after));
-    log_info("train", "captured the step for %" PRId64 " length classes: %.1f MiB of graphs",
-             captured, ((double)after - (double)before) / 1048576.0);
+    for (int64_t i = 0; i <= classes; i++)
+        if (meets[i])
+            (*rows)[(*count)++] = i * LENGTH_CLASS;
 out:
     mem_free(&meets);
+    if (st != ST_OK)
+        mem_free(rows);
+    return st;
+}
+
+enum status capture_steps(struct trainer *t)
+{
+    const struct batch_layout *l = &t->setup.train_batch;
+    enum status st = ST_OK;
+    int64_t *rows = NULL;
+    int classes = 0, micros = (int)t->config->train.grad_accum;
+    size_t before = 0, after = 0;
+    char *block = executor_shared(&t->executor, SHARED_BATCH);
+    TRY(capture_classes(&rows, &classes, t));
+    TRY_GOTO(st, out, device_memory_used(t->device, &before));
+    for (int i = 0; i < classes; i++) {
+        for (int m = 0; m < micros; m++)
+            t->micro[m] = batch_view(l, block, m, rows[i]);
+        TRY_GOTO(st, out, executor_capture(&t->executor, PROGRAM_STEP, t->micro));
+    }
+    TRY_GOTO(st, out, device_memory_used(t->device, &after));
+    log_info("train", "captured the step for %d length classes: %.1f MiB of graphs", classes,
+             ((double)after - (double)before) / 1048576.0);
+out:
+    mem_free(&rows);
     return st;
 }

@@ -3,8 +3,8 @@
  *
  * Every length class that the run will meet is found from the cached lengths and captured, by all
  * ranks in ascending order. A rehearsal comes first: one uncaptured turn of each program on zero
- * weights and an empty batch, which makes NCCL connect, loads the kernels and chooses the GEMM
- * algorithms, so that no memory is taken on the card after set-up.
+ * weights and an empty batch, which makes NCCL connect, loads the kernels and shows which matrix
+ * products there are (engine/train/products.h): after set-up no memory is taken on the card.
  */
 #ifndef ENGINE_TRAIN_CAPTURE_H
 #define ENGINE_TRAIN_CAPTURE_H
@@ -15,6 +15,10 @@ C_BEGIN
 
 /** capture_rehearse() - run each program once; before the weights are there, which stay zero. */
 MUST_CHECK enum status capture_rehearse(struct trainer *t);
+
+/** capture_classes() - rows of the length classes that the run's steps have, ascending; the same on
+ * all ranks. mem_free(*rows). ST_MEMORY. */
+MUST_CHECK enum status capture_classes(int64_t **rows, int *count, struct trainer *t);
 
 /** capture_steps() - capture the step for every length class of the run. */
 MUST_CHECK enum status capture_steps(struct trainer *t);

@@ -106,8 +106,10 @@ static enum status load(struct trainer *t, const char *path)
     enum status st;
     struct loader l = {.t = t};
     struct training_state state;
+    struct gemm_table plan = {0};
     TRY_GOTO(st, out, checkpoint_open(&l.file, path));
     TRY_GOTO(st, out, training_state_read(&state, l.file.training, t, path));
+    TRY_GOTO(st, out, training_state_plan(&plan, l.file.training, path));
     if (state.step != l.file.step)
         TRY_GOTO(st, out,
                  FAIL(CORRUPT, "%s: step %" PRId64 ", but its training state is of step %" PRId64,
@@ -119,7 +121,11 @@ static enum status load(struct trainer *t, const char *path)
              device_alloc_host(t->device, (void **)&l.staging, sizeof *l.staging * STAGING_NUMEL));
     TRY_GOTO(st, out, load_tensors(&l));
     TRY_GOTO(st, out, take_state(t, &state));
+    gemm_table_release(&t->gemm_plan); /* of one that was damaged elsewhere */
+    t->gemm_plan = plan;
+    memset(&plan, 0, sizeof plan);
 out:
+    gemm_table_release(&plan);
     device_free_host(t->device, (void **)&l.staging);
     checkpoint_reader_close(&l.reader);
     mem_free(&l.frozen);

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "engine/base/arena.h"
 #include "engine/base/config_table.h"
 #include "engine/base/log.h"
 #include "engine/train/model_config.h"
@@ -73,13 +74,34 @@ static json_t *best_object(const struct training_state *s)
     return json_pack("{s:I, s:f}", "step", (json_int_t)s->best_step, "value", s->best_value);
 }
 
+/* NULL if memory is short. */
+static json_t *plan_lines(const struct gemm_table *plan)
+{
+    char *text = NULL;
+    size_t bytes = 0;
+    if (plan->card.name[0] == '\0')
+        return json_null();
+    if (gemm_table_write(&text, &bytes, plan) != ST_OK)
+        return NULL;
+    json_t *lines = json_array();
+    bool good = lines != NULL;
+    for (const char *at = text, *end; good && (end = strchr(at, '\n')) != NULL; at = end + 1)
+        good = json_array_append_new(lines, json_stringn(at, (size_t)(end - at))) == 0;
+    mem_free(&text);
+    if (good)
+        return lines;
+    json_decref(lines);
+    return NULL;
+}
+
 enum status training_state_write(struct json_t **out, const struct training_state *s,
                                  const struct trainer *t)
 {
     const struct run_data *d = t->data;
     /* A part that could not be made is NULL, and then so is the whole. */
     *out = json_pack(
-        "{s:s, s:i, s:I, s:f, s:I, s:I, s:I, s:I, s:o, s:o, s:I, s:I, s:o, s:I, s:b, s:o, s:o}",
+        "{s:s, s:i, s:I, s:f, s:I, s:I, s:I, s:I, s:o, s:o, s:I, s:I, s:o, s:I, s:b, s:o, s:o, "
+        "s:o}",
         "program", PROGRAM, "world_size", t->comm->world_size, "zero_stage",
         (json_int_t)t->config->train.zero_stage, "epoch",
         (double)s->step / (double)t->sampler.steps_per_epoch, "step", (json_int_t)s->step, "t",
@@ -89,7 +111,8 @@ enum status training_state_write(struct json_t **out, const struct training_stat
         (json_int_t)t->sampler.global_batch, "skipped_in_row", (json_int_t)s->skipped_in_row,
         "best_metric", real_or_null(s->best_metric), "evaluations_without_gain",
         (json_int_t)s->evaluations_without_gain, "evaluation_pending", s->evaluation_pending,
-        "best", best_object(s), "config", config_object(t->config));
+        "best", best_object(s), "config", config_object(t->config), "gemm_plan",
+        plan_lines(&t->gemm_plan));
     return *out != NULL ? ST_OK : FAIL(MEMORY, "out of memory for the training state");
 }
 
@@ -283,4 +306,38 @@ enum status training_state_read(struct training_state *s, const struct json_t *r
     if (r.used > 0)
         return FAIL(INVALID, "%s is of another run: %s", path, r.differences);
     return ST_OK;
+}
+
+enum status training_state_plan(struct gemm_table *plan, const struct json_t *root,
+                                const char *path)
+{
+    char where[1400], *text = NULL;
+    size_t bytes = 0, used = 0;
+    enum status st = ST_OK;
+    const json_t *lines = json_object_get(root, "gemm_plan");
+    if (lines == NULL || json_is_null(lines))
+        return ST_OK;
+    if (!json_is_array(lines))
+        return FAIL(CORRUPT,
+                    "%s: the training state has %s as \"gemm_plan\", expected an array or null",
+                    path, json_kind(lines));
+    for (size_t i = 0; i < json_array_size(lines); i++) {
+        const json_t *line = json_array_get(lines, i);
+        if (!json_is_string(line))
+            return FAIL(CORRUPT, "%s: gemm_plan[%zu] is %s, expected a string", path, i,
+                        json_kind(line));
+        bytes += json_string_length(line) + 1;
+    }
+    TRY(mem_alloc(&text, bytes));
+    for (size_t i = 0; i < json_array_size(lines); i++) {
+        const json_t *line = json_array_get(lines, i);
+        size_t length = json_string_length(line);
+        memcpy(text + used, json_string_value(line), length);
+        text[used + length] = '\n';
+        used += length + 1;
+    }
+    snprintf(where, sizeof where, "%s: gemm_plan", path);
+    st = gemm_table_read(plan, text, bytes, where);
+    mem_free(&text);
+    return st;
 }

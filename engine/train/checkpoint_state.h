@@ -12,11 +12,13 @@
  *     evaluation_pending       a signal came before the evaluation of this step was done
  *     best                     the best checkpoint so far: step and value of checkpoint.keep_best
  *     config                   every key of the configuration, as text; imported: the model's
- *
  *     imported                 only in what `tessera checkpoint import` made: true
+ *     gemm_plan                the lines of the GEMM plan (engine/ops/gemm_table.h), an array of
+ *                              texts; null if the run has none. The one that may be missing: older
+ *                              checkpoints do not have it
  *
- * A component that is missing is an error, never a default. A run goes on only with what it was
- * begun with: keys of the configuration are
+ * Any other component that is missing is an error, never a default. A run goes on only with what it
+ * was begun with: keys of the configuration are
  *
  *     fixed   the model but for init_from; train.seed and train.freeze; data.max_length,
  *             doc_stride, max_query_length, max_train_samples; the questions and the vocabulary
@@ -68,6 +70,15 @@ MUST_CHECK enum status training_state_imported(struct json_t **out, const struct
  */
 MUST_CHECK enum status training_state_read(struct training_state *state, const struct json_t *root,
                                            const struct trainer *t, const char *path);
+
+/**
+ * training_state_plan() - the GEMM plan of the run that was saved.
+ * @plan: zeroed; stays so if there is none.
+ *
+ * Return: ST_OK; ST_CORRUPT (the message says where); ST_MEMORY.
+ */
+MUST_CHECK enum status training_state_plan(struct gemm_table *plan, const struct json_t *root,
+                                           const char *path);
 
 C_END
 

@@ -10,6 +10,7 @@
 #include "engine/train/checkpoint.h"
 #include "engine/train/checkpoint_model.h"
 #include "engine/train/evaluate.h"
+#include "engine/train/products.h"
 #include "engine/train/weights.h"
 
 int64_t trainer_total_steps(const struct run_config *config, int64_t samples, int world_size)
@@ -173,6 +174,10 @@ enum status trainer_open(struct trainer *t, const struct run_config *config,
     if (device->fixed_rows)
         TRY(capture_rehearse(t));
     TRY(fill_weights(t));
+#ifdef TESSERA_CUDA
+    if (device->fixed_rows)
+        TRY(products_plan(t));
+#endif
     TRY(card_grown(t, &t->card.set_up));
     if (device->fixed_rows && config->train.graphs && t->total_steps > 0)
         TRY(capture_steps(t));
@@ -194,6 +199,10 @@ void trainer_close(struct trainer *t)
         device_free_host(t->device, (void **)&slot->block);
         device_free_host(t->device, (void **)&slot->result);
     }
+#ifdef TESSERA_CUDA
+    if (t->device->fixed_rows)
+        products_close(t);
+#endif
     checkpointer_close(&t->checkpointer, t);
     trace_close(&t->trace);
     evaluator_close(&t->evaluator, t);
@@ -201,6 +210,7 @@ void trainer_close(struct trainer *t)
     mem_free(&t->picked);
     mem_free(&t->sort_scratch);
     executor_close(&t->executor);
+    gemm_table_release(&t->gemm_plan);
     plan_release(&t->plan);
     setup_release(&t->setup);
     sampler_release(&t->sampler);

@@ -11,6 +11,7 @@
 #ifndef ENGINE_TRAIN_TRAINER_H
 #define ENGINE_TRAIN_TRAINER_H
 
+#include "engine/ops/gemm_table.h"
 #include "engine/train/executor.h"
 #include "engine/train/metrics.h"
 #include "engine/train/run_data.h"
@@ -53,7 +54,8 @@ struct trainer {
     int64_t steps_done; /* whose report was seen, those before the checkpoint included */
     int64_t applied;    /* of these, not skipped: AdamW's t */
     struct card_memory card;
-    struct trace *trace; /* owned; NULL: no step is traced */
+    struct gemm_table gemm_plan; /* owned; engine/train/products.h; no card: there is none */
+    struct trace *trace;         /* owned; NULL: no step is traced */
     const char *trace_path;
     int64_t trace_step; /* counted from 0 */
     int skipped_in_row;

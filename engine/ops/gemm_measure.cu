@@ -1,0 +1,264 @@
+#include "engine/ops/gemm_measure.h"
+
+#include <time.h>
+
+#include "engine/base/arena.h"
+#include "engine/ops/gemm_lt.cuh"
+
+enum { CANDIDATES = 8, ROUNDS = 3, MOST_RUNS = 8, MOST_SETS = 64 };
+
+static const size_t ROTATED_BYTES = (size_t)96
+                                    << 20; /* more than the L2 cache of any card so far */
+static const double NOISE = 0.01;
+static const double ROUND_US = 80.0; /* of one candidate in one round, about */
+
+/* ---- which ----------------------------------------------------------------------------------- */
+
+static enum status want(struct gemm_table *wanted, const struct gemm_key *key)
+{
+    struct gemm_entry entry = {};
+    entry.key = *key;
+    if (wanted->count == GEMM_TABLE_MAX || gemm_table_find(wanted, key))
+        return ST_OK;
+    return gemm_table_add(wanted, &entry);
+}
+
+enum status gemm_wanted(struct gemm_table *wanted, const struct device *device, const int64_t *T,
+                        int T_count)
+{
+    const struct gemm_library *library = gemm_library_of(device);
+    wanted->card = library->card;
+    for (int i = 0; i < library->count; i++) {
+        struct gemm_key key = library->plan[i].key;
+        if (key.dtype != DTYPE_BF16)
+            continue;
+        TRY(want(wanted, &key));
+        for (int k = 0; k < T_count; k++) {
+            key.T = T[k];
+            TRY(want(wanted, &key));
+        }
+    }
+    return ST_OK;
+}
+
+/* ---- operands -------------------------------------------------------------------------------- */
+
+struct operands {
+    size_t a_bytes, b_bytes, out_bytes, bias_bytes; /* multiples of GEMM_ALIGN */
+    int sets;                                       /* of b and out */
+};
+
+static size_t aligned(int64_t numel, size_t elem_bytes)
+{
+    return ((size_t)numel * elem_bytes + GEMM_ALIGN - 1) / GEMM_ALIGN * GEMM_ALIGN;
+}
+
+static struct operands operands_of(const struct gemm_key *key)
+{
+    int64_t T = key->T, N = key->N, K = key->K;
+    struct operands o = {};
+    switch ((enum gemm_kind)key->kind) {
+    case GEMM_FORWARD:
+        o = {aligned(T * K, 2), aligned(N * K, 2), aligned(T * N, 2), aligned(N, 2), 0};
+        break;
+    case GEMM_BACKWARD_DATA:
+        o = {aligned(T * N, 2), aligned(N * K, 2), aligned(T * K, 2), 0, 0};
+        break;
+    default:
+        o = {aligned(T * N, 2), aligned(T * K, 2), aligned(N * K, 4), 0, 0};
+    }
+    o.sets = (int)(ROTATED_BYTES / (o.b_bytes + o.out_bytes)) + 1;
+    o.sets = o.sets < 2 ? 2 : o.sets > MOST_SETS ? MOST_SETS : o.sets;
+    return o;
+}
+
+static size_t operands_bytes(const struct operands *o)
+{
+    return o->bias_bytes + o->a_bytes + (size_t)o->sets * (o->b_bytes + o->out_bytes);
+}
+
+/* Thread i: 8 bf16 numbers of about N(0, 1), sums of four uniform bytes. Writes the memory once. */
+__global__ static void gemm_fill_kernel(uint4 *out, size_t packs)
+{
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < packs;
+         i += (size_t)gridDim.x * blockDim.x) {
+        bf16 value[8];
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            uint32_t x = ((uint32_t)i * 8u + (uint32_t)k) * 0x9E3779B9u;
+            x = (x ^ x >> 16) * 0x85EBCA6Bu;
+            x = (x ^ x >> 13) * 0xC2B2AE35u;
+            x ^= x >> 16;
+            uint32_t sum = (x & 255u) + (x >> 8 & 255u) + (x >> 16 & 255u) + (x >> 24);
+            value[k] = __float2bfloat16_rn(((float)sum - 510.0f) * (1.0f / 148.0f));
+        }
+        uint4 raw;
+        memcpy(&raw, value, sizeof raw);
+        out[i] = raw;
+    }
+}
+
+/* ---- one product ----------------------------------------------------------------------------- */
+
+struct measuring {
+    struct gemm_library *library;
+    struct stream *s;
+    char *memory;
+    void *workspace;
+    struct operands operands;
+    int runs;                                  /* so far: run i takes set i % sets */
+    cudaEvent_t mark[CANDIDATES * ROUNDS + 1]; /* owned */
+};
+
+static enum status run_once(struct measuring *m, struct gemm_plan *p)
+{
+    const struct operands *o = &m->operands;
+    char *a = m->memory + o->bias_bytes, *sets = a + o->a_bytes;
+    char *b = sets + (size_t)(m->runs++ % o->sets) * (o->b_bytes + o->out_bytes);
+    return gemm_plan_issue(m->library, p, b + o->b_bytes, a, b, m->workspace, stream_cuda(m->s));
+}
+
+static float middle_of_three(float a, float b, float c)
+{
+    float low = a < b ? a : b, high = a < b ? b : a;
+    return c < low ? low : c > high ? high : c;
+}
+
+/* Median microseconds of a run of each candidate, in turns. */
+static enum status time_candidates(struct measuring *m, struct gemm_plan *p,
+                                   const cublasLtMatmulAlgo_t *algos, int count, double *us)
+{
+    static_assert(ROUNDS == 3, "the median of three");
+    const struct gemm_key *key = &p->key;
+    double guess_us = 2e-6 * (double)key->T * (double)key->N * (double)key->K / 500.0;
+    int runs = (int)(ROUND_US / (guess_us + 5.0));
+    runs = runs < 1 ? 1 : runs > MOST_RUNS ? MOST_RUNS : runs;
+    for (int c = 0; c < count; c++) { /* the first run loads the kernel */
+        p->algo = algos[c];
+        TRY(run_once(m, p));
+    }
+    TRY(CUDA(cudaEventRecord(m->mark[0], stream_cuda(m->s))));
+    for (int i = 0; i < ROUNDS * count; i++) {
+        p->algo = algos[i % count];
+        for (int k = 0; k < runs; k++)
+            TRY(run_once(m, p));
+        TRY(CUDA(cudaEventRecord(m->mark[i + 1], stream_cuda(m->s))));
+    }
+    TRY(stream_sync(m->s));
+    for (int c = 0; c < count; c++) {
+        float ms[ROUNDS];
+        for (int r = 0; r < ROUNDS; r++)
+            TRY(CUDA(
+                cudaEventElapsedTime(&ms[r], m->mark[r * count + c], m->mark[r * count + c + 1])));
+        us[c] = 1e3 * (double)middle_of_three(ms[0], ms[1], ms[2]) / runs;
+    }
+    return ST_OK;
+}
+
+/* Only algorithms that a plan file can tell again. */
+static enum status candidates_of(const struct measuring *m, struct gemm_plan *p,
+                                 cublasLtMatmulAlgo_t *algos, int *count)
+{
+    int offered = 0, kept = 0;
+    TRY(gemm_plan_ask(m->library, p, algos, CANDIDATES, &offered));
+    for (int i = 0; i < offered; i++) {
+        uint32_t values[GEMM_ATTRIBUTES];
+        cublasLtMatmulAlgo_t again;
+        gemm_algo_read(values, &algos[i]);
+        if (gemm_algo_make(m->library, &again, p, values))
+            algos[kept++] = again;
+    }
+    *count = kept;
+    return ST_OK;
+}
+
+static enum status measure_one(struct measuring *m, struct gemm_table *table,
+                               const struct gemm_key *key, bool in_time,
+                               struct gemm_measured *result)
+{
+    struct gemm_plan p = {};
+    struct gemm_entry entry = {};
+    cublasLtMatmulAlgo_t algos[CANDIDATES];
+    double us[CANDIDATES] = {0};
+    int count = 0, best = 0;
+    p.key = entry.key = *key;
+    m->operands = operands_of(key);
+    TRY(gemm_plan_describe(&p, key->bias ? m->memory : NULL, CUBLAS_COMPUTE_32F));
+    TRY(candidates_of(m, &p, algos, &count));
+    if (count == 0) /* then the heuristic's choice serves, which no file can tell */
+        return ST_OK;
+    if (in_time)
+        TRY(time_candidates(m, &p, algos, count, us));
+    for (int c = 1; c < count && in_time; c++)
+        if (us[c] < us[best] && us[c] < us[0] * (1.0 - NOISE))
+            best = c;
+    gemm_algo_read(entry.algo, &algos[best]);
+    entry.us = us[best];
+    result->products++;
+    result->changed += best > 0;
+    result->skipped += !in_time;
+    return gemm_table_add(table, &entry);
+}
+
+/* ---- all of them ----------------------------------------------------------------------------- */
+
+/* Products of unaligned tensors are rare and slow: not worth a measurement. */
+static bool is_to_measure(const struct gemm_table *table, const struct gemm_key *key)
+{
+    return key->align == GEMM_ALIGN && table->count < GEMM_TABLE_MAX &&
+           !gemm_table_find(table, key);
+}
+
+static double seconds(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static enum status measure_all(struct measuring *m, struct gemm_table *table,
+                               const struct gemm_table *wanted, size_t bytes, double budget_s,
+                               struct gemm_measured *result)
+{
+    double begun = seconds();
+    for (int i = 0; i <= CANDIDATES * ROUNDS; i++)
+        TRY(CUDA(cudaEventCreate(&m->mark[i])));
+    gemm_fill_kernel<<<2048, 256, 0, stream_cuda(m->s)>>>((uint4 *)m->memory, bytes / 16);
+    TRY(CUDA(cudaGetLastError()));
+    for (int i = 0; i < wanted->count; i++)
+        if (is_to_measure(table, &wanted->entries[i].key))
+            TRY(measure_one(m, table, &wanted->entries[i].key, seconds() - begun < budget_s,
+                            result));
+    return ST_OK;
+}
+
+enum status gemm_measure(struct device *device, struct gemm_table *table,
+                         const struct gemm_table *wanted, double budget_s,
+                         struct gemm_measured *result)
+{
+    struct measuring m = {};
+    enum status st = ST_OK;
+    size_t bytes = 0;
+    *result = {};
+    for (int i = 0; i < wanted->count; i++) {
+        struct operands o = operands_of(&wanted->entries[i].key);
+        size_t need = operands_bytes(&o);
+        if (is_to_measure(table, &wanted->entries[i].key) && need > bytes)
+            bytes = need;
+    }
+    if (bytes == 0)
+        return ST_OK;
+    m.library = gemm_library_of(device);
+    m.s = &device->streams[STREAM_COMPUTE];
+    TRY_GOTO(st, out, stream_scratch(&m.workspace, m.s, GEMM_WORKSPACE_BYTES));
+    TRY_GOTO(st, out, device_alloc(device, (void **)&m.memory, bytes));
+    TRY_GOTO(st, out, measure_all(&m, table, wanted, bytes, budget_s, result));
+out:
+    if (m.memory)
+        (void)!stream_sync(m.s);
+    for (int i = 0; i <= CANDIDATES * ROUNDS; i++)
+        if (m.mark[i])
+            cudaEventDestroy(m.mark[i]);
+    device_free(device, (void **)&m.memory);
+    return st;
+}

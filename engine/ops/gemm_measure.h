@@ -1,0 +1,51 @@
+/*
+ * engine/ops/gemm_measure.h - make a GEMM plan: time what cuBLASLt's heuristic offers.
+ *
+ * Candidates are timed in the pattern of a training step: the activation (or gradient) that the
+ * operation before has just written is the same in every run and so lies in the L2 cache; the other
+ * operand and the output change from run to run among sets that are larger than that cache. Values
+ * are random, because zeros draw less power and run faster. Candidates take turns, and the median
+ * of a few rounds counts; the heuristic's own choice stays unless another is faster by more than
+ * the noise (1%).
+ *
+ * Only in set-up: it takes device memory, waits, and is not reproducible. Its result is.
+ */
+#ifndef ENGINE_OPS_GEMM_MEASURE_H
+#define ENGINE_OPS_GEMM_MEASURE_H
+
+#include "engine/device/device.h"
+#include "engine/ops/gemm_table.h"
+
+C_BEGIN
+
+struct gemm_measured {
+    int products; /* that were added */
+    int changed;  /* of these, with another algorithm than the heuristic's first */
+    int skipped;  /* of these, not timed: the time was up */
+};
+
+/**
+ * gemm_wanted() - the products that a run will have: every bf16 one that the device has met so far,
+ * and the same with each of @T rows; no more than a plan holds.
+ * @wanted: zeroed; gets entries with keys alone. ST_MEMORY.
+ */
+MUST_CHECK enum status gemm_wanted(struct gemm_table *wanted, const struct device *device,
+                                   const int64_t *T, int T_count);
+
+/**
+ * gemm_measure() - give @table an entry for each product of @wanted that it lacks, but for those of
+ * tensors that are not aligned to 256 bytes.
+ * @table: of this card.
+ * @budget_s: when so much time is gone, the rest gets the heuristic's choice.
+ *
+ * Device memory for the operands of the largest product is taken from the card meanwhile.
+ *
+ * Return: ST_OK; ST_DEVICE (also when there is no memory: @table is as before); ST_MEMORY.
+ */
+MUST_CHECK enum status gemm_measure(struct device *device, struct gemm_table *table,
+                                    const struct gemm_table *wanted, double budget_s,
+                                    struct gemm_measured *result);
+
+C_END
+
+#endif
