@@ -7,7 +7,10 @@
  * fastest-to-slowest spread. Bytes count every input and output once, operations those of the
  * matrix products. Results are checked by tests/cuda_ops.c, not here.
  *
- * usage: build/release/bench/cuda_ops [T...]      default: 1408 5632 11136
+ * Matrix products run by a measured plan, as in training (engine/ops/gemm_measure.h); --heuristic: by
+ * the library's first choice.
+ *
+ * usage: build/release/bench/cuda_ops [--heuristic] [T...]      default: 1408 5632 11136
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,7 +19,12 @@
 #include "engine/base/arena.h"
 #include "engine/base/out.h"
 #include "engine/base/rng.h"
+#include "engine/ops/gemm_table.h"
 #include "engine/ops/ops.h"
+#ifdef TESSERA_CUDA
+#include "engine/ops/gemm_measure.h"
+#include "engine/ops/gemm_plan.h"
+#endif
 
 enum { REPEATS = 9, MAX_SETS = 24, MAX_COUNT = 64, POSITIONS = 512, VOCAB = 30522, TYPES = 2 };
 static const size_t MEMORY_BYTES = (size_t)3 << 30, TOUCHED_BYTES = (size_t)256 << 20;
@@ -37,6 +45,8 @@ struct bench {
     struct sequences q;
     struct optim_hyper hyper;
     double copy_rate, gemm_rate; /* bytes and operations a second */
+    bool heuristic;              /* no plan */
+    struct gemm_table plan;      /* owned */
 };
 
 struct work {
@@ -411,6 +421,55 @@ out:
     return st;
 }
 
+/* ---- matrix products ------------------------------------------------------------------------- */
+
+static const struct {
+    const char *name;
+    issue_fn *issue;
+} gemms[] = {{"forward", linear_forward}, {"data", linear_data}, {"weight", linear_weight}};
+
+#ifdef TESSERA_CUDA
+
+/* Each product once, as a rehearsal does; then those that are new are measured. */
+static enum status plan_products(struct work *w, const int64_t N[4], const int64_t K[4])
+{
+    struct bench *b = w->b;
+    struct gemm_table wanted = {0};
+    struct gemm_measured measured = {0};
+    struct cost cost;
+    enum status st = ST_OK;
+    if (b->heuristic)
+        return ST_OK;
+    for (int i = 0; i < 12; i++) {
+        w->N = N[i / 3];
+        w->K = K[i / 3];
+        w->a = arena_over(b->memory, MEMORY_BYTES);
+        TRY(gemms[i % 3].issue(w, &cost));
+    }
+    TRY(stream_sync(b->s));
+    gemm_card(b->device, &b->plan.card);
+    TRY_GOTO(st, out, gemm_wanted(&wanted, b->device, NULL, 0));
+    TRY_GOTO(st, out, gemm_measure(b->device, &b->plan, &wanted, 10.0, &measured));
+    gemm_plan_install(b->device, &b->plan);
+    out("planned %d products, %d not with the library's first choice\n", measured.products,
+        measured.changed);
+out:
+    gemm_table_release(&wanted);
+    return st;
+}
+
+#else
+
+static enum status plan_products(struct work *w, const int64_t N[4], const int64_t K[4])
+{
+    (void)w;
+    (void)N;
+    (void)K;
+    return ST_OK;
+}
+
+#endif
+
 /* ---- the run -------------------------------------------------------------------------------- */
 
 static enum status lines(struct bench *b, const struct model *m, int64_t T)
@@ -418,8 +477,7 @@ static enum status lines(struct bench *b, const struct model *m, int64_t T)
     static const struct {
         const char *name;
         issue_fn *issue;
-    } gemms[] = {{"forward", linear_forward}, {"data", linear_data}, {"weight", linear_weight}},
-      others[] = {{"gelu forward", gelu_forward},
+    } others[] = {{"gelu forward", gelu_forward},
                   {"gelu backward", gelu_backward},
                   {"residual norm forward", residual_forward},
                   {"residual norm backward", residual_backward},
@@ -436,6 +494,7 @@ static enum status lines(struct bench *b, const struct model *m, int64_t T)
     const int64_t N[] = {3 * m->C, m->C, m->F, m->C}, K[] = {m->C, m->C, m->C, m->F};
     static const char *const layer[] = {"qkv", "projection", "ffn in", "ffn out"};
     char name[40];
+    TRY(plan_products(&w, N, K));
     for (int i = 0; i < 4; i++)
         for (int k = 0; k < 3; k++) {
             w.N = N[i];
@@ -543,12 +602,17 @@ int main(int argc, char **argv)
     int64_t rows[8] = {1408, 5632, 11136};
     int row_count = 3;
     struct bench b = {0};
-    if (argc > 1)
+    int first = 1;
+    if (argc > 1 && strcmp(argv[1], "--heuristic") == 0) {
+        b.heuristic = true;
+        first = 2;
+    }
+    if (argc > first)
         row_count = 0;
-    for (int i = 1; i < argc && row_count < 8; i++) {
+    for (int i = first; i < argc && row_count < 8; i++) {
         rows[row_count] = strtoll(argv[i], NULL, 10);
         if (rows[row_count] < 176 || rows[row_count] > 16384) {
-            out("usage: cuda_ops [T...], T from 176 to 16384\n");
+            out("usage: cuda_ops [--heuristic] [T...], T from 176 to 16384\n");
             return 2;
         }
         row_count++;
@@ -563,5 +627,6 @@ int main(int argc, char **argv)
     if (st != ST_OK)
         out("cuda_ops: %s\n", status_message());
     device_close(&b.device);
+    gemm_table_release(&b.plan);
     return st == ST_OK ? 0 : 1;
 }
