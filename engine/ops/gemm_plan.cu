@@ -179,6 +179,7 @@ bool gemm_algo_make(const struct gemm_library *library, cublasLtMatmulAlgo_t *al
     cudaDataType_t in = p->key.dtype == DTYPE_BF16 ? CUDA_R_16BF : CUDA_R_32F;
     cudaDataType_t out = p->key.kind == GEMM_BACKWARD_WEIGHT ? CUDA_R_32F : in;
     cublasLtMatmulHeuristicResult_t result;
+    memset(algo, 0, sizeof *algo); /* the library leaves gaps as they are */
     if (values[GEMM_REDUCTION] & ~reproducible || values[GEMM_ID] > INT32_MAX)
         return false;
     if (cublasLtMatmulAlgoInit(library->handle, CUBLAS_COMPUTE_32F, CUDA_R_32F, in, in, out, out,
