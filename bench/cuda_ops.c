@@ -7,8 +7,8 @@
  * fastest-to-slowest spread. Bytes count every input and output once, operations those of the
  * matrix products. Results are checked by tests/cuda_ops.c, not here.
  *
- * Matrix products run by a measured plan, as in training (engine/ops/gemm_measure.h); --heuristic: by
- * the library's first choice.
+ * Matrix products run by a measured plan, as in training (engine/ops/gemm_measure.h), or, with
+ * --heuristic, by the library's first choice.
  *
  * usage: build/release/bench/cuda_ops [--heuristic] [T...]      default: 1408 5632 11136
  */
