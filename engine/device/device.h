@@ -27,6 +27,7 @@ struct stream;
 struct event;
 struct graph; /* opaque: a captured piece of a step */
 struct ops;   /* engine/ops/ops.h: what the device computes */
+struct workers;
 
 enum stream_id { STREAM_COMPUTE, STREAM_GATHER, STREAM_REDUCE, STREAM_COPY, STREAM_COUNT };
 
@@ -93,9 +94,10 @@ struct device_ops {
 struct device {
     const struct device_ops *ops;
     const struct ops *compute;
-    enum dtype param_dtype; /* of weights and activations in FORWARD and BACKWARD */
-    int index;              /* local GPU number; 0 on the CPU */
-    int threads;            /* CPU threads of this rank, >= 1 */
+    enum dtype param_dtype;  /* of weights and activations in FORWARD and BACKWARD */
+    int index;               /* local GPU number; 0 on the CPU */
+    int threads;             /* CPU threads of this rank, >= 1 */
+    struct workers *workers; /* owned; those threads (workers.h); NULL: one thread, or CUDA */
     bool fixed_rows;   /* tensors have the length class's rows, not the batch's (CUDA graphs) */
     bool asynchronous; /* issuing returns before the work is done */
     char name[128];    /* "NVIDIA H100 80GB HBM3", "AMD EPYC 7B13, OpenBLAS Haswell" */
@@ -118,7 +120,8 @@ struct device {
  * device_open() - open one rank's device with its streams.
  * @kind: DEVICE_CPU, DEVICE_CUDA, or DEVICE_AUTO (CUDA if built in and a GPU is visible).
  * @local_rank: which of the visible GPUs. Selected before any other CUDA call of the process.
- * @threads: BLAS and op threads of this rank on the CPU, >= 1.
+ * @threads: of this rank on the CPU, >= 1; its own among them. The device cuts the work itself and
+ * asks OpenBLAS for one thread; another CBLAS must be told so by its own environment variable.
  *
  * Return: ST_OK; ST_UNSUPPORTED (CUDA asked for and not built in, no such GPU, precision not
  * possible); ST_DEVICE.

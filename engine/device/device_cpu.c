@@ -1,4 +1,5 @@
-/* The CPU backend of engine/device/device.h: everything happens at once, in the calling thread. */
+/* The CPU backend of engine/device/device.h: everything happens at once, in the calling thread
+ * and, inside an op, in the rank's other threads. */
 #include "engine/device/device.h"
 
 #include <stdio.h>
@@ -7,6 +8,7 @@
 #include <unistd.h>
 
 #include "engine/base/arena.h"
+#include "engine/device/workers.h"
 
 extern const struct ops ops_cpu; /* engine/ops; only its address is needed here */
 
@@ -170,6 +172,7 @@ static void close_graph(struct graph *g)
 
 static void close_device(struct device *device)
 {
+    workers_close(&device->workers);
     mem_free(&device->progress);
     mem_free(&device);
 }
@@ -216,12 +219,13 @@ static void cpu_model(char *out, size_t bytes)
     snprintf(out, bytes, "%s", model);
 }
 
-/* The setting belongs to the process, and ranks are its threads: all ask for the same number. */
-static void blas_threads(int threads)
+/* A product is cut into pieces by its op (engine/ops/linear.c), and each piece is one thread's. The
+ * BLAS' own threads would stand beside ours, and wait for work by spinning. The setting belongs to
+ * the process, and ranks are its threads: all ask for the same. */
+static void blas_alone(void)
 {
-    if (openblas_set_num_threads && openblas_get_num_threads &&
-        openblas_get_num_threads() != threads)
-        openblas_set_num_threads(threads);
+    if (openblas_set_num_threads && openblas_get_num_threads && openblas_get_num_threads() != 1)
+        openblas_set_num_threads(1);
 }
 
 enum status device_cpu_open(struct device **out, int threads)
@@ -236,7 +240,8 @@ enum status device_cpu_open(struct device **out, int threads)
     device->compute = &ops_cpu;
     device->param_dtype = DTYPE_F32;
     device->threads = threads;
-    blas_threads(threads);
+    TRY_GOTO(st, out, workers_open(&device->workers, threads));
+    blas_alone();
     cpu_model(model, sizeof model);
     snprintf(device->name, sizeof device->name, "%s, %s%s", model,
              openblas_get_corename ? "OpenBLAS " : "CBLAS",

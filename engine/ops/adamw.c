@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "engine/ops/lanes.h"
+#include "engine/ops/pieces.h"
 #include "engine/ops/reduce.h"
 
 CPU_CLONES static void adam_loop(float *p, float *m, float *v, const float *grad, int64_t n,
@@ -18,6 +19,21 @@ CPU_CLONES static void adam_loop(float *p, float *m, float *v, const float *grad
     }
 }
 
+struct update {
+    float *p, *m, *v;
+    const float *grad;
+    const struct adam_factors *factors;
+    float keep;
+};
+
+static void update_piece(void *context, int64_t first, int64_t end, int worker)
+{
+    const struct update *u = context;
+    (void)worker;
+    adam_loop(u->p + first, u->m + first, u->v + first, u->grad + first, end - first, u->factors,
+              u->keep);
+}
+
 enum status adamw_cpu(struct stream *s, struct tensor param, struct tensor master, struct tensor m,
                       struct tensor v, struct tensor grad, const struct adam_range *ranges,
                       int range_count, const struct step_state *state,
@@ -30,8 +46,13 @@ enum status adamw_cpu(struct stream *s, struct tensor param, struct tensor maste
         int64_t first = ranges[i].first, n = ranges[i].count;
         if (ranges[i].frozen || n == 0)
             continue;
-        adam_loop((float *)master.data + first, (float *)m.data + first, (float *)v.data + first,
-                  (const float *)grad.data + first, n, &f, ranges[i].decay ? f.keep : 1.0f);
+        struct update u = {.p = (float *)master.data + first,
+                           .m = (float *)m.data + first,
+                           .v = (float *)v.data + first,
+                           .grad = (const float *)grad.data + first,
+                           .factors = &f,
+                           .keep = ranges[i].decay ? f.keep : 1.0f};
+        pieces_run(s, update_piece, &u, n, PIECE_NUMEL);
         if (param.data) {
             struct tensor to = tensor_1d(
                 (char *)param.data + (size_t)first * dtype_bytes(param.dtype), param.dtype, n);

@@ -7,6 +7,7 @@
 #include "engine/base/arena.h"
 #include "engine/ops/dropout.h"
 #include "engine/ops/lanes.h"
+#include "engine/ops/pieces.h"
 
 /* Score matrices of one head, rows ld floats apart. */
 struct scratch {
@@ -36,18 +37,24 @@ static void scratch_bind(struct arena *a, struct scratch *x, int64_t length)
     ARENA_BIND(a, x->factor, numel);
 }
 
-size_t attention_workspace_bytes_cpu(const struct op_limits *limits)
+static size_t scratch_bytes(int64_t length)
 {
     struct arena a = {0};
     struct scratch x;
-    scratch_bind(&a, &x, limits->max_length);
+    scratch_bind(&a, &x, length);
     return a.used;
 }
 
-static struct scratch scratch_of(struct stream *s, int64_t length)
+size_t attention_workspace_bytes_cpu(const struct op_limits *limits, int threads)
 {
-    ASSERT(s->workspace != NULL);
-    struct arena a = arena_over(s->workspace, s->workspace_bytes);
+    return scratch_bytes(limits->max_length) * (size_t)threads;
+}
+
+static struct scratch scratch_of(struct stream *s, int64_t length, int worker)
+{
+    size_t bytes = scratch_bytes(length), at = bytes * (size_t)worker;
+    ASSERT(s->workspace != NULL && at + bytes <= s->workspace_bytes);
+    struct arena a = arena_over((char *)s->workspace + at, bytes);
     struct scratch x;
     scratch_bind(&a, &x, length);
     return x;
@@ -205,24 +212,58 @@ static void unwritten_zero(struct tensor x, const struct sequences *q)
     rows_zero(x, q->cu_seqlens[q->count], q->rows);
 }
 
+/* An op on all heads of all sequences: those of a sequence without keys are left out. */
+struct heads {
+    struct stream *s;
+    const struct sequences *q;
+    int heads;
+    struct dropout_key key;
+    struct tensor qkv, out, lse, dout, dqkv; /* backward has all */
+};
+
+static struct head nth_head(const struct heads *a, int64_t n)
+{
+    return head_of(a->qkv, a->q, (int32_t)(n / a->heads), (int)(n % a->heads), a->heads);
+}
+
+/* A head is a piece; small batches are one piece. */
+static void heads_run(struct heads *a,
+                      void (*body)(void *context, int64_t first, int64_t end, int worker))
+{
+    int64_t n = (int64_t)a->q->count * a->heads, pairs = a->q->rows * a->q->max_length;
+    pieces_run(a->s, body, a, n, n > 0 && pairs * a->heads < PIECE_NUMEL ? n : 1);
+}
+
+static void heads_forward(void *context, int64_t first, int64_t end, int worker)
+{
+    const struct heads *a = context;
+    struct scratch scratch = scratch_of(a->s, a->q->max_length, worker);
+    for (int64_t n = first; n < end; n++) {
+        struct head x = nth_head(a, n);
+        int h = (int)(n % a->heads);
+        if (x.keys > 0)
+            head_forward((float *)a->out.data + x.first_row * x.channels + (int64_t)h * x.width,
+                         (float *)a->lse.data + h * a->q->rows + x.first_row, &x, &a->key,
+                         &scratch);
+    }
+}
+
 enum status attention_forward_cpu(struct stream *s, struct tensor out, struct tensor lse,
                                   struct tensor qkv, const struct sequences *q, int heads,
                                   struct dropout drop)
 {
     if (q->rows == 0)
         return ST_OK;
-    struct scratch scratch = scratch_of(s, q->max_length);
-    struct dropout_key key = dropout_key(drop);
+    struct heads a = {.s = s,
+                      .q = q,
+                      .heads = heads,
+                      .key = dropout_key(drop),
+                      .qkv = qkv,
+                      .out = out,
+                      .lse = lse};
     memset(lse.data, 0, tensor_bytes(lse));
     unwritten_zero(out, q);
-    for (int32_t b = 0; b < q->count; b++)
-        for (int h = 0; h < heads; h++) {
-            struct head x = head_of(qkv, q, b, h, heads);
-            if (x.keys == 0)
-                continue;
-            head_forward((float *)out.data + x.first_row * x.channels + (int64_t)h * x.width,
-                         (float *)lse.data + h * q->rows + x.first_row, &x, &key, &scratch);
-        }
+    heads_run(&a, heads_forward);
     return ST_OK;
 }
 
@@ -272,24 +313,37 @@ static void head_backward(float *dquery, const float *dout, const float *out, co
     }
 }
 
+static void heads_backward(void *context, int64_t first, int64_t end, int worker)
+{
+    const struct heads *a = context;
+    struct scratch scratch = scratch_of(a->s, a->q->max_length, worker);
+    for (int64_t n = first; n < end; n++) {
+        struct head x = nth_head(a, n);
+        int64_t h = n % a->heads, at = x.first_row * x.channels + h * x.width;
+        if (x.keys > 0)
+            head_backward((float *)a->dqkv.data + 3 * x.first_row * x.channels + h * x.width,
+                          (const float *)a->dout.data + at, (const float *)a->out.data + at,
+                          (const float *)a->lse.data + h * a->q->rows + x.first_row, &x, &a->key,
+                          &scratch);
+    }
+}
+
 enum status attention_backward_cpu(struct stream *s, struct tensor dqkv, struct tensor dout,
                                    struct tensor out, struct tensor lse, struct tensor qkv,
                                    const struct sequences *q, int heads, struct dropout drop)
 {
     if (q->rows == 0)
         return ST_OK;
-    struct scratch scratch = scratch_of(s, q->max_length);
-    struct dropout_key key = dropout_key(drop);
+    struct heads a = {.s = s,
+                      .q = q,
+                      .heads = heads,
+                      .key = dropout_key(drop),
+                      .qkv = qkv,
+                      .out = out,
+                      .lse = lse,
+                      .dout = dout,
+                      .dqkv = dqkv};
     unwritten_zero(dqkv, q);
-    for (int32_t b = 0; b < q->count; b++)
-        for (int h = 0; h < heads; h++) {
-            struct head x = head_of(qkv, q, b, h, heads);
-            if (x.keys == 0)
-                continue;
-            int64_t at = x.first_row * x.channels + (int64_t)h * x.width;
-            head_backward((float *)dqkv.data + 3 * x.first_row * x.channels + (int64_t)h * x.width,
-                          (const float *)dout.data + at, (const float *)out.data + at,
-                          (const float *)lse.data + h * q->rows + x.first_row, &x, &key, &scratch);
-        }
+    heads_run(&a, heads_backward);
     return ST_OK;
 }

@@ -15,7 +15,7 @@
  * Rows of no sequence get 0 in out, lse and dqkv; rows beyond the keys get 0 in dk and dv; without
  * keys out and lse are 0.
  *
- * CPU: the scores of one head at a time in the workspace, GEMMs on slices of qkv in place.
+ * CPU: the scores of one head a thread at a time in the workspace, GEMMs on slices of qkv in place.
  *
  * Sources: Vaswani et al., arXiv:1706.03762, equation 1; delta as in Dao et al., FlashAttention,
  * arXiv:2205.14135, appendix B.2.
@@ -27,7 +27,7 @@
 
 C_BEGIN
 
-size_t attention_workspace_bytes_cpu(const struct op_limits *limits);
+size_t attention_workspace_bytes_cpu(const struct op_limits *limits, int threads);
 
 enum status attention_forward_cpu(struct stream *s, struct tensor out, struct tensor lse,
                                   struct tensor qkv, const struct sequences *q, int heads,

@@ -1,6 +1,7 @@
 #include "engine/ops/gelu.h"
 
 #include "engine/ops/lanes.h"
+#include "engine/ops/pieces.h"
 
 CPU_CLONES static void gelu_loop(float *out, const float *pre, int64_t n)
 {
@@ -36,17 +37,36 @@ CPU_CLONES static void gelu_gradient_loop(float *dpre, const float *dout, const 
     }
 }
 
+struct gelu {
+    float *out;
+    const float *dout, *pre; /* dout of backward alone */
+};
+
+static void forward_piece(void *context, int64_t first, int64_t end, int worker)
+{
+    const struct gelu *g = context;
+    (void)worker;
+    gelu_loop(g->out + first, g->pre + first, end - first);
+}
+
+static void backward_piece(void *context, int64_t first, int64_t end, int worker)
+{
+    const struct gelu *g = context;
+    (void)worker;
+    gelu_gradient_loop(g->out + first, g->dout + first, g->pre + first, end - first);
+}
+
 enum status gelu_forward_cpu(struct stream *s, struct tensor out, struct tensor pre)
 {
-    (void)s;
-    gelu_loop(out.data, pre.data, tensor_numel(pre));
+    struct gelu g = {out.data, NULL, pre.data};
+    pieces_run(s, forward_piece, &g, tensor_numel(pre), PIECE_NUMEL);
     return ST_OK;
 }
 
 enum status gelu_backward_cpu(struct stream *s, struct tensor dpre, struct tensor dout,
                               struct tensor pre)
 {
-    (void)s;
-    gelu_gradient_loop(dpre.data, dout.data, pre.data, tensor_numel(pre));
+    struct gelu g = {dpre.data, dout.data, pre.data};
+    pieces_run(s, backward_piece, &g, tensor_numel(pre), PIECE_NUMEL);
     return ST_OK;
 }

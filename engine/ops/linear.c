@@ -1,77 +1,140 @@
 #include "engine/ops/linear.h"
 
 #include <cblas.h>
+#include <stdbool.h>
 #include <string.h>
 
+#include "engine/base/arena.h"
+#include "engine/ops/columns.h"
 #include "engine/ops/lanes.h"
+#include "engine/ops/pieces.h"
 
-enum { SUM_COLUMNS = 64, SUM_ROWS = 32 };
+enum {
+    TILE = 512,        /* rows or columns of a piece, at least: the BLAS packs both operands anew */
+    LEAST = 64 * 4096, /* multiply-adds below which one thread does it alone */
+    ALIGN_TO = 16      /* rows or columns that a kernel does at once */
+};
 
-CPU_CLONES static void bias_loop(float *y, const float *bias, int64_t rows, int64_t columns)
+/* c (m, n) = a (m, k) b (k, n) + beta c + bias (n), all row-major; a and b may be transposed. */
+struct product {
+    CBLAS_TRANSPOSE trans_a, trans_b;
+    int m, n, k;
+    const float *a, *b, *bias;
+    float *c, beta;
+    int lda, ldb, ldc;
+};
+
+CPU_CLONES static void bias_loop(float *y, const float *bias, int64_t rows, int64_t columns,
+                                 int64_t ld)
 {
     for (int64_t t = 0; t < rows; t++)
         for (int64_t n = 0; n < columns; n++)
-            y[t * columns + n] += bias[n];
+            y[t * ld + n] += bias[n];
 }
 
-/* Blocks of rows keep the sum's error near that of 32 terms plus rows / 32 terms. */
-CPU_CLONES static void column_sums(float *out, const float *x, int64_t rows, int64_t columns,
-                                   bool add)
+static void multiply(const struct product *p)
 {
-    for (int64_t first = 0; first < columns; first += SUM_COLUMNS) {
-        int64_t width = columns - first < SUM_COLUMNS ? columns - first : SUM_COLUMNS;
-        float total[SUM_COLUMNS] = {0};
-        for (int64_t t = 0; t < rows; t += SUM_ROWS) {
-            int64_t end = t + SUM_ROWS < rows ? t + SUM_ROWS : rows;
-            float block[SUM_COLUMNS] = {0};
-            for (int64_t i = t; i < end; i++)
-                for (int64_t n = 0; n < width; n++)
-                    block[n] += x[i * columns + first + n];
-            for (int64_t n = 0; n < width; n++)
-                total[n] += block[n];
-        }
-        for (int64_t n = 0; n < width; n++)
-            out[first + n] = add ? out[first + n] + total[n] : total[n];
-    }
+    cblas_sgemm(CblasRowMajor, p->trans_a, p->trans_b, p->m, p->n, p->k, 1.0f, p->a, p->lda, p->b,
+                p->ldb, p->beta, p->c, p->ldc);
+    if (p->bias)
+        bias_loop(p->c, p->bias, p->m, p->n, p->ldc);
+}
+
+static void multiply_rows(void *context, int64_t first, int64_t end, int worker)
+{
+    struct product p = *(const struct product *)context;
+    (void)worker;
+    p.a += p.trans_a == CblasNoTrans ? first * p.lda : first;
+    p.c += first * p.ldc;
+    p.m = (int)(end - first);
+    multiply(&p);
+}
+
+static void multiply_columns(void *context, int64_t first, int64_t end, int worker)
+{
+    struct product p = *(const struct product *)context;
+    (void)worker;
+    p.b += p.trans_b == CblasNoTrans ? first : first * p.ldb;
+    p.bias = p.bias ? p.bias + first : NULL;
+    p.c += first;
+    p.n = (int)(end - first);
+    multiply(&p);
+}
+
+/* Cut along the longer side of c, into as many pieces for each thread. */
+static void product_run(struct stream *s, struct product *p)
+{
+    bool by_rows = p->m >= p->n;
+    int64_t side = by_rows ? p->m : p->n, threads = s->device->threads;
+    int64_t rounds = side / (threads * TILE) > 1 ? side / (threads * TILE) : 1;
+    int64_t pieces = threads > 1 && (int64_t)p->m * p->n * p->k >= LEAST ? threads * rounds : 1;
+    int64_t grain = round_up((side + pieces - 1) / pieces, ALIGN_TO);
+    pieces_run(s, by_rows ? multiply_rows : multiply_columns, p, side, grain);
 }
 
 enum status linear_forward_cpu(struct stream *s, struct tensor y, struct tensor x, struct tensor w,
                                struct tensor bias)
 {
-    (void)s;
     int rows = (int)x.shape[0], in = (int)x.shape[1], out = (int)w.shape[0];
-    if (rows == 0)
-        return ST_OK;
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, rows, out, in, 1.0f, x.data, in, w.data,
-                in, 0.0f, y.data, out);
-    if (bias.data)
-        bias_loop(y.data, bias.data, rows, out);
+    struct product p = {.trans_a = CblasNoTrans,
+                        .trans_b = CblasTrans,
+                        .m = rows,
+                        .n = out,
+                        .k = in,
+                        .a = x.data,
+                        .lda = in,
+                        .b = w.data,
+                        .ldb = in,
+                        .c = y.data,
+                        .ldc = out,
+                        .bias = bias.data};
+    if (rows > 0)
+        product_run(s, &p);
     return ST_OK;
 }
 
 enum status linear_backward_data_cpu(struct stream *s, struct tensor dx, struct tensor dy,
                                      struct tensor w, bool add)
 {
-    (void)s;
     int rows = (int)dy.shape[0], out = (int)dy.shape[1], in = (int)w.shape[1];
-    if (rows == 0)
-        return ST_OK;
-    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, rows, in, out, 1.0f, dy.data, out,
-                w.data, in, add ? 1.0f : 0.0f, dx.data, in);
+    struct product p = {.trans_a = CblasNoTrans,
+                        .trans_b = CblasNoTrans,
+                        .m = rows,
+                        .n = in,
+                        .k = out,
+                        .a = dy.data,
+                        .lda = out,
+                        .b = w.data,
+                        .ldb = in,
+                        .c = dx.data,
+                        .ldc = in,
+                        .beta = add ? 1.0f : 0.0f};
+    if (rows > 0)
+        product_run(s, &p);
     return ST_OK;
 }
 
 enum status linear_backward_weight_cpu(struct stream *s, struct tensor dw, struct tensor dbias,
                                        struct tensor dy, struct tensor x, bool add)
 {
-    (void)s;
     int rows = (int)dy.shape[0], out = (int)dy.shape[1], in = (int)x.shape[1];
+    struct product p = {.trans_a = CblasTrans,
+                        .trans_b = CblasNoTrans,
+                        .m = out,
+                        .n = in,
+                        .k = rows,
+                        .a = dy.data,
+                        .lda = out,
+                        .b = x.data,
+                        .ldb = in,
+                        .c = dw.data,
+                        .ldc = in,
+                        .beta = add ? 1.0f : 0.0f};
     if (dw.data && rows > 0)
-        cblas_sgemm(CblasRowMajor, CblasTrans, CblasNoTrans, out, in, rows, 1.0f, dy.data, out,
-                    x.data, in, add ? 1.0f : 0.0f, dw.data, in);
+        product_run(s, &p);
     else if (dw.data && !add)
         memset(dw.data, 0, tensor_bytes(dw));
     if (dbias.data)
-        column_sums(dbias.data, dy.data, rows, out, add);
+        columns_sum_cpu(s, dbias.data, dy.data, rows, out, add);
     return ST_OK;
 }

@@ -6,37 +6,43 @@
 #include "engine/base/arena.h"
 #include "engine/ops/dropout.h"
 #include "engine/ops/lanes.h"
+#include "engine/ops/pieces.h"
 
 enum { BLOCK_ROWS = 32 }; /* of the sums over rows: their error is that of 32 + T / 32 terms */
 
 struct scratch {
-    float *factor;         /* (C) dropout factors of a row */
-    float *dy;             /* (C) gradient of a row before dropout */
-    float *dgamma, *dbeta; /* (C) of the current block of rows */
+    float *factor; /* (C) dropout factors of a row; its own in each thread */
+    float *dy;     /* (C) gradient of a row before dropout; likewise */
+    float *sums;   /* (blocks, 2, C) dgamma and dbeta of each block of rows */
 };
 
-static void scratch_bind(struct arena *a, struct scratch *x, int64_t channels)
+static int64_t block_count(int64_t rows)
 {
-    ARENA_BIND(a, x->factor, channels);
-    ARENA_BIND(a, x->dy, channels);
-    ARENA_BIND(a, x->dgamma, channels);
-    ARENA_BIND(a, x->dbeta, channels);
+    return (rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
 }
 
-size_t norm_workspace_bytes_cpu(const struct op_limits *limits)
+static void scratch_bind(struct arena *a, struct scratch *x, int64_t rows, int64_t channels,
+                         int threads)
+{
+    ARENA_BIND(a, x->factor, threads * channels);
+    ARENA_BIND(a, x->dy, threads * channels);
+    ARENA_BIND(a, x->sums, block_count(rows) * 2 * channels);
+}
+
+size_t norm_workspace_bytes_cpu(const struct op_limits *limits, int threads)
 {
     struct arena a = {0};
     struct scratch x;
-    scratch_bind(&a, &x, limits->channels);
+    scratch_bind(&a, &x, limits->rows, limits->channels, threads);
     return a.used;
 }
 
-static struct scratch scratch_of(struct stream *s, int64_t channels)
+static struct scratch scratch_of(struct stream *s, int64_t rows, int64_t channels)
 {
     ASSERT(s->workspace != NULL);
     struct arena a = arena_over(s->workspace, s->workspace_bytes);
     struct scratch x;
-    scratch_bind(&a, &x, channels);
+    scratch_bind(&a, &x, rows, channels, s->device->threads);
     return x;
 }
 
@@ -146,87 +152,173 @@ static void row_factors(float *out, const struct dropout_key *key, const struct 
                     channels);
 }
 
-/* ---- sums over rows ------------------------------------------------------------------------- */
+/* ---- all rows ------------------------------------------------------------------------------- */
 
-static void gradient_begin(struct tensor dgamma, struct tensor dbeta, bool add)
+/* What the four ops have; each uses what it needs. */
+struct norm {
+    const struct sequences *q;
+    int64_t channels;
+    struct dropout_key key;
+    struct scratch scratch;
+    float eps;
+    float *out, *z, *mean, *r; /* forward */
+    const float *x, *y, *gamma, *beta;
+    struct tensor position, type;
+    float *dx, *dy; /* backward */
+    const float *dout;
+};
+
+static void norm_rows(struct stream *s,
+                      void (*body)(void *context, int64_t first, int64_t end, int worker),
+                      struct norm *k)
 {
-    if (dgamma.data && !add)
-        memset(dgamma.data, 0, tensor_bytes(dgamma));
-    if (dbeta.data && !add)
-        memset(dbeta.data, 0, tensor_bytes(dbeta));
+    pieces_run(s, body, k, k->q->rows, pieces_grain(k->channels));
 }
 
-/* At the end of each block of rows and of the tensor: add the block's sums, start a new block. */
-static void gradient_row_done(struct tensor dgamma, struct tensor dbeta, struct scratch *x,
-                              int64_t t, int64_t rows, int64_t channels)
+/* A block of rows begins: its sums, which are behind each other in one row of the scratch. */
+static float *block_sums(const struct norm *k, int64_t t)
 {
-    if ((t + 1) % BLOCK_ROWS != 0 && t + 1 != rows)
+    float *sums = k->scratch.sums + t / BLOCK_ROWS * 2 * k->channels;
+    if (t % BLOCK_ROWS == 0)
+        row_zero(sums, 2 * k->channels);
+    return sums;
+}
+
+/* The blocks' sums in row order. */
+static void add_blocks(struct tensor to, const struct norm *k, int64_t offset, bool add)
+{
+    if (to.data == NULL)
         return;
-    if (dgamma.data)
-        row_add(dgamma.data, dgamma.data, x->dgamma, channels);
-    if (dbeta.data)
-        row_add(dbeta.data, dbeta.data, x->dbeta, channels);
-    row_zero(x->dgamma, channels);
-    row_zero(x->dbeta, channels);
+    if (!add)
+        memset(to.data, 0, tensor_bytes(to));
+    for (int64_t i = 0; i < block_count(k->q->rows); i++)
+        row_add(to.data, to.data, k->scratch.sums + i * 2 * k->channels + offset, k->channels);
+}
+
+static void parameter_gradients(struct tensor dgamma, struct tensor dbeta, const struct norm *k,
+                                bool add)
+{
+    add_blocks(dgamma, k, 0, add);
+    add_blocks(dbeta, k, k->channels, add);
 }
 
 /* ---- embeddings ----------------------------------------------------------------------------- */
+
+static void embedding_sum(float *z, const struct norm *k, int64_t t)
+{
+    const struct sequences *q = k->q;
+    int64_t i = position_of(q, t), channels = k->channels;
+    DASSERT(i < k->position.shape[0]);
+    row_add(z, k->x + t * channels, (const float *)k->position.data + i * channels, channels);
+    if (k->type.data) {
+        DASSERT(q->token_type[t] >= 0 && q->token_type[t] < k->type.shape[0]);
+        row_add(z, z, (const float *)k->type.data + q->token_type[t] * channels, channels);
+    }
+}
+
+static void embedding_forward_rows(void *context, int64_t first, int64_t end, int worker)
+{
+    const struct norm *k = context;
+    int64_t channels = k->channels;
+    float *factor = k->scratch.factor + worker * channels;
+    for (int64_t t = first; t < end; t++) {
+        float *out = k->out + t * channels, *z = k->z + t * channels;
+        if (k->q->row_sequence[t] < 0) {
+            row_zero(out, channels);
+            row_zero(z, channels);
+            k->mean[t] = k->r[t] = 0.0f;
+            continue;
+        }
+        embedding_sum(z, k, t);
+        row_norm(out, &k->mean[t], &k->r[t], z, k->gamma, k->beta, channels, k->eps);
+        if (k->key.on) {
+            row_factors(factor, &k->key, k->q, t, channels);
+            row_multiply(out, out, factor, channels);
+        }
+    }
+}
 
 enum status embedding_norm_forward_cpu(struct stream *s, struct tensor out, struct tensor z,
                                        struct tensor stats, struct tensor x, struct tensor position,
                                        struct tensor type, struct tensor gamma, struct tensor beta,
                                        const struct sequences *q, float eps, struct dropout drop)
 {
-    int64_t rows = q->rows, channels = x.shape[1];
-    struct scratch scratch = scratch_of(s, channels);
-    struct dropout_key key = dropout_key(drop);
-    float *mean = stats.data, *r = mean + rows;
-    for (int64_t t = 0; t < rows; t++) {
-        float *out_t = (float *)out.data + t * channels, *z_t = (float *)z.data + t * channels;
-        if (q->row_sequence[t] < 0) {
-            row_zero(out_t, channels);
-            row_zero(z_t, channels);
-            mean[t] = r[t] = 0.0f;
-            continue;
-        }
-        int64_t i = position_of(q, t);
-        DASSERT(i < position.shape[0]);
-        row_add(z_t, (const float *)x.data + t * channels,
-                (const float *)position.data + i * channels, channels);
-        if (type.data) {
-            DASSERT(q->token_type[t] >= 0 && q->token_type[t] < type.shape[0]);
-            row_add(z_t, z_t, (const float *)type.data + q->token_type[t] * channels, channels);
-        }
-        row_norm(out_t, &mean[t], &r[t], z_t, gamma.data, beta.data, channels, eps);
-        if (key.on) {
-            row_factors(scratch.factor, &key, q, t, channels);
-            row_multiply(out_t, out_t, scratch.factor, channels);
-        }
-    }
+    struct norm k = {.q = q,
+                     .channels = x.shape[1],
+                     .key = dropout_key(drop),
+                     .scratch = scratch_of(s, q->rows, x.shape[1]),
+                     .eps = eps,
+                     .out = out.data,
+                     .z = z.data,
+                     .mean = stats.data,
+                     .r = (float *)stats.data + q->rows,
+                     .x = x.data,
+                     .gamma = gamma.data,
+                     .beta = beta.data,
+                     .position = position,
+                     .type = type};
+    norm_rows(s, embedding_forward_rows, &k);
     return ST_OK;
 }
 
-/* Rows of one position, or of one type, in row order. */
-static void table_gradients(struct tensor dposition, struct tensor dtype_table, struct tensor dx,
-                            const struct sequences *q, bool add)
+/* Rows of one position, or of one type, in row order; cut by columns. */
+struct table_gradients {
+    const struct sequences *q;
+    float *dposition, *dtype_table;
+    const float *dx;
+    int64_t channels;
+};
+
+static void table_columns(void *context, int64_t first, int64_t end, int worker)
 {
-    int64_t channels = dx.shape[1];
+    const struct table_gradients *g = context;
+    (void)worker;
+    for (int64_t t = 0; t < g->q->rows; t++) {
+        const float *from = g->dx + t * g->channels + first;
+        if (g->q->row_sequence[t] < 0)
+            continue;
+        if (g->dposition) {
+            float *to = g->dposition + position_of(g->q, t) * g->channels + first;
+            row_add(to, to, from, end - first);
+        }
+        if (g->dtype_table) {
+            float *to = g->dtype_table + g->q->token_type[t] * g->channels + first;
+            row_add(to, to, from, end - first);
+        }
+    }
+}
+
+static void table_gradients(struct stream *s, struct tensor dposition, struct tensor dtype_table,
+                            struct tensor dx, const struct sequences *q, bool add)
+{
+    struct table_gradients g = {q, dposition.data, dtype_table.data, dx.data, dx.shape[1]};
     if (dposition.data && !add)
         memset(dposition.data, 0, tensor_bytes(dposition));
     if (dtype_table.data && !add)
         memset(dtype_table.data, 0, tensor_bytes(dtype_table));
-    for (int64_t t = 0; t < q->rows; t++) {
-        const float *from = (const float *)dx.data + t * channels;
-        if (q->row_sequence[t] < 0)
+    pieces_run(s, table_columns, &g, g.channels, 128);
+}
+
+static void embedding_backward_rows(void *context, int64_t first, int64_t end, int worker)
+{
+    const struct norm *k = context;
+    int64_t channels = k->channels;
+    float *factor = k->scratch.factor + worker * channels;
+    float *undropped = k->scratch.dy + worker * channels;
+    for (int64_t t = first; t < end; t++) {
+        float *dx = k->dx + t * channels, *sums = block_sums(k, t);
+        const float *dy = k->dout + t * channels;
+        if (k->q->row_sequence[t] < 0) {
+            row_zero(dx, channels);
             continue;
-        if (dposition.data) {
-            float *to = (float *)dposition.data + position_of(q, t) * channels;
-            row_add(to, to, from, channels);
         }
-        if (dtype_table.data) {
-            float *to = (float *)dtype_table.data + q->token_type[t] * channels;
-            row_add(to, to, from, channels);
+        if (k->key.on) {
+            row_factors(factor, &k->key, k->q, t, channels);
+            row_multiply(undropped, dy, factor, channels);
+            dy = undropped;
         }
+        row_norm_gradient(dx, sums, sums + channels, dy, k->z + t * channels, k->gamma, k->mean[t],
+                          k->r[t], channels);
     }
 }
 
@@ -236,64 +328,91 @@ enum status embedding_norm_backward_cpu(struct stream *s, struct tensor dx, stru
                                         struct tensor stats, struct tensor gamma,
                                         const struct sequences *q, struct dropout drop, bool add)
 {
-    int64_t rows = q->rows, channels = dx.shape[1];
-    struct scratch scratch = scratch_of(s, channels);
-    struct dropout_key key = dropout_key(drop);
-    const float *mean = stats.data, *r = mean + rows;
-    gradient_begin(dgamma, dbeta, add);
-    row_zero(scratch.dgamma, channels);
-    row_zero(scratch.dbeta, channels);
-    for (int64_t t = 0; t < rows; t++) {
-        float *dx_t = (float *)dx.data + t * channels;
-        const float *dy = (const float *)dout.data + t * channels;
-        if (q->row_sequence[t] < 0) {
-            row_zero(dx_t, channels);
-        } else {
-            if (key.on) {
-                row_factors(scratch.factor, &key, q, t, channels);
-                row_multiply(scratch.dy, dy, scratch.factor, channels);
-                dy = scratch.dy;
-            }
-            row_norm_gradient(dx_t, scratch.dgamma, scratch.dbeta, dy,
-                              (const float *)z.data + t * channels, gamma.data, mean[t], r[t],
-                              channels);
-        }
-        gradient_row_done(dgamma, dbeta, &scratch, t, rows, channels);
-    }
-    table_gradients(dposition, dtype_table, dx, q, add);
+    struct norm k = {.q = q,
+                     .channels = dx.shape[1],
+                     .key = dropout_key(drop),
+                     .scratch = scratch_of(s, q->rows, dx.shape[1]),
+                     .z = z.data,
+                     .mean = stats.data,
+                     .r = (float *)stats.data + q->rows,
+                     .gamma = gamma.data,
+                     .dx = dx.data,
+                     .dout = dout.data};
+    norm_rows(s, embedding_backward_rows, &k);
+    parameter_gradients(dgamma, dbeta, &k, add);
+    table_gradients(s, dposition, dtype_table, dx, q, add);
     return ST_OK;
 }
 
 /* ---- residual ------------------------------------------------------------------------------- */
+
+static void residual_forward_rows(void *context, int64_t first, int64_t end, int worker)
+{
+    const struct norm *k = context;
+    int64_t channels = k->channels;
+    float *factor = k->scratch.factor + worker * channels;
+    for (int64_t t = first; t < end; t++) {
+        float *out = k->out + t * channels, *z = k->z + t * channels;
+        const float *x = k->x + t * channels, *y = k->y + t * channels;
+        if (k->q->row_sequence[t] < 0) {
+            row_zero(out, channels);
+            row_zero(z, channels);
+            k->mean[t] = k->r[t] = 0.0f;
+            continue;
+        }
+        if (k->key.on) {
+            row_factors(factor, &k->key, k->q, t, channels);
+            row_add_scaled(z, x, y, factor, channels);
+        } else {
+            row_add(z, x, y, channels);
+        }
+        row_norm(out, &k->mean[t], &k->r[t], z, k->gamma, k->beta, channels, k->eps);
+    }
+}
 
 enum status residual_norm_forward_cpu(struct stream *s, struct tensor out, struct tensor z,
                                       struct tensor stats, struct tensor x, struct tensor y,
                                       struct tensor gamma, struct tensor beta,
                                       const struct sequences *q, float eps, struct dropout drop)
 {
-    int64_t rows = q->rows, channels = x.shape[1];
-    struct scratch scratch = scratch_of(s, channels);
-    struct dropout_key key = dropout_key(drop);
-    float *mean = stats.data, *r = mean + rows;
-    for (int64_t t = 0; t < rows; t++) {
-        float *out_t = (float *)out.data + t * channels, *z_t = (float *)z.data + t * channels;
-        const float *x_t = (const float *)x.data + t * channels;
-        const float *y_t = (const float *)y.data + t * channels;
-        if (q->row_sequence[t] < 0) {
-            row_zero(out_t, channels);
-            row_zero(z_t, channels);
-            mean[t] = r[t] = 0.0f;
+    struct norm k = {.q = q,
+                     .channels = x.shape[1],
+                     .key = dropout_key(drop),
+                     .scratch = scratch_of(s, q->rows, x.shape[1]),
+                     .eps = eps,
+                     .out = out.data,
+                     .z = z.data,
+                     .mean = stats.data,
+                     .r = (float *)stats.data + q->rows,
+                     .x = x.data,
+                     .y = y.data,
+                     .gamma = gamma.data,
+                     .beta = beta.data};
+    norm_rows(s, residual_forward_rows, &k);
+    return ST_OK;
+}
+
+static void residual_backward_rows(void *context, int64_t first, int64_t end, int worker)
+{
+    const struct norm *k = context;
+    int64_t channels = k->channels;
+    float *factor = k->scratch.factor + worker * channels;
+    for (int64_t t = first; t < end; t++) {
+        float *dx = k->dx + t * channels, *dy = k->dy + t * channels, *sums = block_sums(k, t);
+        if (k->q->row_sequence[t] < 0) {
+            row_zero(dx, channels);
+            row_zero(dy, channels);
             continue;
         }
-        if (key.on) {
-            row_factors(scratch.factor, &key, q, t, channels);
-            row_add_scaled(z_t, x_t, y_t, scratch.factor, channels);
-        } else {
-            row_add(z_t, x_t, y_t, channels);
+        row_norm_gradient(dx, sums, sums + channels, k->dout + t * channels, k->z + t * channels,
+                          k->gamma, k->mean[t], k->r[t], channels);
+        if (k->key.on) {
+            row_factors(factor, &k->key, k->q, t, channels);
+            row_multiply(dy, dx, factor, channels);
+        } else if (dy != dx) {
+            memcpy(dy, dx, (size_t)channels * sizeof *dy);
         }
-        row_norm(out_t, &mean[t], &r[t], z_t, gamma.data, beta.data, channels, eps);
     }
-    return ST_OK;
 }
 
 enum status residual_norm_backward_cpu(struct stream *s, struct tensor dx, struct tensor dy,
@@ -302,30 +421,18 @@ enum status residual_norm_backward_cpu(struct stream *s, struct tensor dx, struc
                                        struct tensor gamma, const struct sequences *q,
                                        struct dropout drop, bool add)
 {
-    int64_t rows = q->rows, channels = dx.shape[1];
-    struct scratch scratch = scratch_of(s, channels);
-    struct dropout_key key = dropout_key(drop);
-    const float *mean = stats.data, *r = mean + rows;
-    gradient_begin(dgamma, dbeta, add);
-    row_zero(scratch.dgamma, channels);
-    row_zero(scratch.dbeta, channels);
-    for (int64_t t = 0; t < rows; t++) {
-        float *dx_t = (float *)dx.data + t * channels, *dy_t = (float *)dy.data + t * channels;
-        if (q->row_sequence[t] < 0) {
-            row_zero(dx_t, channels);
-            row_zero(dy_t, channels);
-        } else {
-            row_norm_gradient(
-                dx_t, scratch.dgamma, scratch.dbeta, (const float *)dout.data + t * channels,
-                (const float *)z.data + t * channels, gamma.data, mean[t], r[t], channels);
-            if (key.on) {
-                row_factors(scratch.factor, &key, q, t, channels);
-                row_multiply(dy_t, dx_t, scratch.factor, channels);
-            } else if (dy_t != dx_t) {
-                memcpy(dy_t, dx_t, (size_t)channels * sizeof *dy_t);
-            }
-        }
-        gradient_row_done(dgamma, dbeta, &scratch, t, rows, channels);
-    }
+    struct norm k = {.q = q,
+                     .channels = dx.shape[1],
+                     .key = dropout_key(drop),
+                     .scratch = scratch_of(s, q->rows, dx.shape[1]),
+                     .z = z.data,
+                     .mean = stats.data,
+                     .r = (float *)stats.data + q->rows,
+                     .gamma = gamma.data,
+                     .dx = dx.data,
+                     .dy = dy.data,
+                     .dout = dout.data};
+    norm_rows(s, residual_backward_rows, &k);
+    parameter_gradients(dgamma, dbeta, &k, add);
     return ST_OK;
 }

@@ -28,7 +28,7 @@
 
 C_BEGIN
 
-size_t norm_workspace_bytes_cpu(const struct op_limits *limits);
+size_t norm_workspace_bytes_cpu(const struct op_limits *limits, int threads);
 
 enum status embedding_norm_forward_cpu(struct stream *s, struct tensor out, struct tensor z,
                                        struct tensor stats, struct tensor x, struct tensor position,

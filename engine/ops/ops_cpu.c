@@ -11,9 +11,9 @@
 
 static size_t workspace_bytes_cpu(const struct device *device, const struct op_limits *limits)
 {
-    (void)device;
-    size_t bytes = attention_workspace_bytes_cpu(limits);
-    size_t norm = norm_workspace_bytes_cpu(limits), span = span_workspace_bytes_cpu(limits);
+    size_t bytes = attention_workspace_bytes_cpu(limits, device->threads);
+    size_t norm = norm_workspace_bytes_cpu(limits, device->threads),
+           span = span_workspace_bytes_cpu(limits);
     bytes = norm > bytes ? norm : bytes;
     return span > bytes ? span : bytes;
 }

@@ -2,7 +2,9 @@
 
 #include <string.h>
 
+#include "engine/base/arena.h"
 #include "engine/ops/lanes.h"
+#include "engine/ops/pieces.h"
 
 CPU_CLONES static void add_loop(float *out, const float *in, int64_t n)
 {
@@ -10,12 +12,24 @@ CPU_CLONES static void add_loop(float *out, const float *in, int64_t n)
         out[i] += in[i];
 }
 
+struct add {
+    float *out;
+    const float *in;
+};
+
+static void add_piece(void *context, int64_t first, int64_t end, int worker)
+{
+    const struct add *a = context;
+    (void)worker;
+    add_loop(a->out + first, a->in + first, end - first);
+}
+
 enum status accumulate_cpu(struct stream *s, struct tensor out, struct tensor in, bool add)
 {
-    (void)s;
+    struct add a = {out.data, in.data};
     int64_t n = tensor_numel(out);
     if (add)
-        add_loop(out.data, in.data, n);
+        pieces_run(s, add_piece, &a, n, PIECE_NUMEL);
     else if (n > 0)
         memcpy(out.data, in.data, (size_t)n * sizeof(float));
     return ST_OK;
@@ -62,11 +76,30 @@ CPU_CLONES static double square_sum(const float *x, int64_t n)
     return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
 }
 
+enum { SQUARES = 64 }; /* parts whose sums are added in order */
+
+struct squares {
+    const float *x;
+    int64_t grain;
+    double sum[SQUARES];
+};
+
+static void square_piece(void *context, int64_t first, int64_t end, int worker)
+{
+    struct squares *q = context;
+    (void)worker;
+    q->sum[first / q->grain] = square_sum(q->x + first, end - first);
+}
+
 enum status squared_norm_cpu(struct stream *s, struct step_report *report, struct tensor g)
 {
-    (void)s;
+    int64_t n = tensor_numel(g), part = round_up((n + SQUARES - 1) / SQUARES, LANES_BLOCK);
+    struct squares q = {.x = g.data, .grain = part > PIECE_NUMEL ? part : PIECE_NUMEL};
+    double sum = 0;
+    pieces_run(s, square_piece, &q, n, q.grain);
+    for (int i = 0; i < SQUARES; i++)
+        sum += q.sum[i];
     /* Squares of finite floats cannot overflow a double sum, so the sum tells the whole story. */
-    double sum = square_sum(g.data, tensor_numel(g));
     report->squared_norm += sum;
     report->finite &= isfinite(sum) != 0;
     return ST_OK;

@@ -1,8 +1,8 @@
 /*
  * engine/ops/reduce.h - sums, casts, and the one report a step.
  *
- * squared_norm sums squares in double (8 lanes, one fixed tree), so neither large nor many values
- * overflow it; n = 0 adds nothing.
+ * squared_norm sums squares in double (at most 64 parts of 8 lanes, one fixed tree), so neither
+ * large nor many values overflow it; n = 0 adds nothing.
  *
  * AGREE sums the ranks' reports in rank order. With k the number of steps applied before this one:
  *
