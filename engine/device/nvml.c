@@ -31,7 +31,7 @@ struct nvml {
     nvml_return (*temperature)(nvml_card, int sensor, unsigned *celsius);
 };
 
-/* ISO C has no cast from void * to a function pointer; POSIX promises that the bytes are the same. */
+/* ISO C has no cast from void * to a function pointer; POSIX promises that the bytes serve. */
 static bool find(void *library, const char *name, void *function)
 {
     void *symbol = dlsym(library, name);
