@@ -1,8 +1,8 @@
 /*
  * fuzz/fuzz.h - what the fuzz targets share.
  *
- * Each other fuzz/NAME.c is a target: LLVMFuzzerTestOneInput() takes any bytes and gives them to one
- * parser. `make fuzz` links each with libFuzzer and looks for bytes that crash it;
+ * Each other fuzz/NAME.c is a target: LLVMFuzzerTestOneInput() takes any bytes and gives them to
+ * one parser. `make fuzz` links each with libFuzzer and looks for bytes that crash it;
  * tests/fuzz_corpus.c runs all of them on the inputs in tests/data/fuzz/NAME, and on small changes
  * of these, in every build.
  *
@@ -23,7 +23,7 @@ enum { FUZZ_PATH_BYTES = 512 };
 /* The target; for tests/fuzz_corpus.c it is called fuzz_NAME (the Makefile sees to that). */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes);
 
-/** fuzz_begin() - the first call of a target: quiet log, no message, memory is counted from here. */
+/** fuzz_begin() - a target's first call: quiet log, no message, memory is counted from here. */
 void fuzz_begin(void);
 
 /** fuzz_end() - the last one: all memory was given back. Return: 0, what a target returns. */

@@ -213,8 +213,8 @@ static enum status before_the_wait(struct comm *comm, struct buffers *b)
 
 enum { UNITS = 12, OPS = 4, OP_MS = 12 };
 
-/* The executor's pattern with operations that sleep: a unit's collective is issued, other operations
- * run, then it is waited for. @early: how many were complete when their wait came. */
+/* The executor's pattern with operations that sleep: a unit's collective is issued, operations run,
+ * then it is waited for. @early: how many were complete when their wait came. */
 static enum status slow_steps(struct comm *comm, struct buffers *b, bool progress, int *early)
 {
     *early = 0;

@@ -2,14 +2,76 @@
  * Checkpoints and the power: after a cut at any call of a save, in any state that a disk may then
  * be found in, the newest published checkpoint is there and whole, and so is all that is not ours.
  */
-#include "tests/support/disk_calls.h"
-
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "engine/base/file.h"
 #include "engine/base/log.h"
 #include "io/checkpoint.h"
+#include "tests/support/disk.h"
 #include "tests/support/resume.h"
+
+/* ---- calls that change files ----------------------------------------------------------------- */
+
+/* A program's own function of a name that the C library has too is the one that is called, also by
+ * what is linked into it. */
+int open(const char *path, int flags, ...)
+{
+    va_list args;
+    va_start(args, flags);
+    mode_t mode = (flags & O_CREAT) != 0 ? va_arg(args, mode_t) : 0;
+    va_end(args);
+    return disk_open(path, flags, mode);
+}
+
+ssize_t write(int fd, const void *data, size_t bytes)
+{
+    return disk_write(fd, data, bytes);
+}
+
+ssize_t pwrite(int fd, const void *data, size_t bytes, off_t offset)
+{
+    return disk_pwrite(fd, data, bytes, offset);
+}
+
+int ftruncate(int fd, off_t bytes)
+{
+    return disk_ftruncate(fd, bytes);
+}
+
+int fsync(int fd)
+{
+    return disk_fsync(fd);
+}
+
+int mkdir(const char *path, mode_t mode)
+{
+    return disk_mkdir(path, mode);
+}
+
+int rename(const char *from, const char *to)
+{
+    return disk_rename(from, to);
+}
+
+int unlink(const char *path)
+{
+    return disk_unlinkat(AT_FDCWD, path, 0);
+}
+
+int unlinkat(int folder, const char *path, int flags)
+{
+    return disk_unlinkat(folder, path, flags);
+}
+
+int rmdir(const char *path)
+{
+    return disk_unlinkat(AT_FDCWD, path, AT_REMOVEDIR);
+}
 
 static struct scratch scratch;
 
