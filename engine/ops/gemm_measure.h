@@ -4,9 +4,9 @@
  * Candidates are timed in the pattern of a training step: the activation (or gradient) that the
  * operation before has just written is the same in every run and so lies in the L2 cache; the other
  * operand and the output change from run to run among sets that are larger than that cache. Values
- * are random, because zeros draw less power and run faster. Candidates take turns, and the median
- * of a few rounds counts; the heuristic's own choice stays unless another is faster by more than
- * the noise (1%).
+ * are random, because zeros draw less power and run faster. Candidates take turns, and the fastest
+ * of a few rounds counts: first short ones of all, then longer ones of the heuristic's own choice
+ * and the best two of the others. That choice stays unless another beats it by more than 1%.
  *
  * Only in set-up: it takes device memory, waits, and is not reproducible. Its result is.
  */

@@ -9,7 +9,7 @@
 #include "engine/train/products.h"
 #include "engine/train/trainer.h"
 
-static const double BUDGET_S = 1.0;
+static const double BUDGET_S = 2.0; /* once a shape and card; most runs take less than half */
 
 /* Where rank 0's entries came from. */
 struct sources {
