@@ -3,8 +3,8 @@
  *
  * Between disk_watch() and disk_unwatch() every call of this process that changes files under a
  * folder is written into a journal: open with O_CREAT, write, pwrite, ftruncate, fsync, mkdir,
- * rename, unlink, unlinkat, rmdir, from any thread. The test program defines these functions, by the
- * disk_*() below; fsync then does nothing but tell.
+ * rename, unlink, unlinkat, rmdir, from any thread. The test program defines these functions, by
+ * the disk_*() below; fsync then does nothing but tell.
  *
  * disk_cut() builds in another folder one of the states that may be found after a cut behind the
  * first @calls calls, by what POSIX promises and journalling file systems keep:
