@@ -14,6 +14,7 @@ V     ?= 0
 CC    ?= cc
 NVCC  ?= nvcc
 AR    ?= ar
+PYTHON ?= python3
 
 .DELETE_ON_ERROR:
 .SUFFIXES:
@@ -84,7 +85,7 @@ help:
 	@echo "make soak       kill training runs and saves 200 times each, go on, compare"
 	@echo "make fuzz       feed each parser made-up bytes, FUZZ_SECONDS=3600 each (clang)"
 	@echo "make check      include table, bans, lone headers, format, sizes"
-	@echo "make bench      build the benchmarks and run them"
+	@echo "make bench      build the benchmarks and run them; PYTHON= one with torch and transformers"
 	@echo "make golden     make the golden numbers again (PyPI: torch, transformers)"
 	@echo "make docs       write docs/configuration.md from the table of fields"
 	@echo "make deps       install the packages that the build needs; with MPI=1 Open MPI too"
@@ -181,7 +182,7 @@ soak: $(BUILD)/tests/train_resume_killed $(BUILD)/tests/io_checkpoint_crash $(BI
 	@grep -h 'kill' $(BUILD)/test-logs/train_resume_killed.log $(BUILD)/test-logs/io_checkpoint_crash.log | grep -v '^\['
 
 bench: $(BENCHES) $(BINARY)
-	@env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE scripts/run-bench.sh $(BENCHES)
+	@env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE TESSERA=./$(BINARY) PYTHON='$(PYTHON)' scripts/run-bench.sh $(BENCHES)
 
 check:
 	@scripts/check.py
