@@ -1,10 +1,9 @@
 /*
  * What one CPU rank's ops reach: GEMMs of BERT-base beside the best sgemm of this machine, and the
  * memory-bound ops as bytes read and written a second. Each line: median and fastest-to-slowest
- * spread of the repeats, and the least processor time of one, over all threads: on a machine that is
- * shared with others it says what the clock on the wall does not. The operations of a core are those
- * of a loop of nothing but fused multiply-adds. Results are checked in double before anything is
- * timed.
+ * spread of the repeats, and the least processor time of one, over all threads: on a machine shared
+ * with others it says what the clock on the wall does not. The peak is that of a loop of nothing
+ * but fused multiply-adds. Results are checked in double before anything is timed.
  *
  * usage: build/release/bench/ops [THREADS]
  */

@@ -13,8 +13,9 @@ then waits without work, while rounds of these are measured one after the other:
 
 Both sides run fp32 with dropout, clipping and AdamW, and choose their kernels themselves:
 OPENBLAS_CORETYPE and OPENBLAS_L2_SIZE are taken out of the environment. Shown is the median over the
-rounds of a round's mean step. Before a table is printed the results are checked: packed and padded
-losses agree, stages 0 and 3 give the same to the last bit.
+rounds of a round's mean step. Before a table is printed the results are checked: the losses of 1 and 2
+ranks agree, stages 0 and 3 give the same to the last bit. (Padded losses are others: as in transformers
+their softmax runs over the padding too.)
 
 Without torch and transformers in this Python the peer is left out, and said so. Exit code 1: a run
 failed or a check did not hold; that a goal was missed is only shown.
@@ -41,7 +42,7 @@ STEPS = {"small": {"packed": 6, "padded": 4, "ranks": 6, "peer": 4},
          "base": {"packed": 3, "padded": 2, "ranks": 3, "peer": 2}}
 WARM = 1
 GOALS = {"packed": 2.5, "padded": 1.0, "stages": 1.15}
-LOSS_BAND = 1e-3  # packed and padded: sums in another order, the same masks
+LOSS_BAND = 1e-4  # 1 and 2 ranks: sums in another order, the same samples and masks
 
 
 def cores():
@@ -121,10 +122,10 @@ class Cell:
     def check(self):
         """Do the results agree?"""
         said = []
-        if "packed" in self.runs and "padded" in self.runs:
-            pairs = zip(self.runs["packed"].steps, self.runs["padded"].steps)
+        if "packed" in self.runs and "2 ranks, stage 0" in self.runs:
+            pairs = zip(self.runs["packed"].steps, self.runs["2 ranks, stage 0"].steps)
             apart = max(abs(a["loss"] - b["loss"]) for a, b in pairs)
-            said.append((apart < LOSS_BAND, f"packed and padded losses differ by {apart:.1e}"))
+            said.append((apart < LOSS_BAND, f"losses of 1 and 2 ranks differ by {apart:.1e}"))
         both = [self.runs.get(f"2 ranks, stage {s}") for s in (0, 3)]
         if all(both):
             same = both[0].bits() == both[1].bits()

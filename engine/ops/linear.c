@@ -6,7 +6,6 @@
 
 #include "engine/base/arena.h"
 #include "engine/ops/columns.h"
-#include "engine/ops/lanes.h"
 #include "engine/ops/pieces.h"
 
 enum {
@@ -15,7 +14,8 @@ enum {
     ALIGN_TO = 16      /* rows or columns that a kernel does at once */
 };
 
-/* c (m, n) = a (m, k) b (k, n) + beta c + bias (n), all row-major; a and b may be transposed. */
+/* c (m, n) = a (m, k) b (k, n) + bias (n), or without a bias + beta c. All are row-major; a and b
+ * may be transposed. */
 struct product {
     CBLAS_TRANSPOSE trans_a, trans_b;
     int m, n, k;
@@ -24,20 +24,14 @@ struct product {
     int lda, ldb, ldc;
 };
 
-CPU_CLONES static void bias_loop(float *y, const float *bias, int64_t rows, int64_t columns,
-                                 int64_t ld)
-{
-    for (int64_t t = 0; t < rows; t++)
-        for (int64_t n = 0; n < columns; n++)
-            y[t * ld + n] += bias[n];
-}
-
+/* A bias goes into c first, and the product on top: a BLAS writes beta c in a pass of its own,
+ * which this one takes the place of. */
 static void multiply(const struct product *p)
 {
+    for (int i = 0; p->bias && i < p->m; i++)
+        memcpy(p->c + (int64_t)i * p->ldc, p->bias, (size_t)p->n * sizeof *p->c);
     cblas_sgemm(CblasRowMajor, p->trans_a, p->trans_b, p->m, p->n, p->k, 1.0f, p->a, p->lda, p->b,
-                p->ldb, p->beta, p->c, p->ldc);
-    if (p->bias)
-        bias_loop(p->c, p->bias, p->m, p->n, p->ldc);
+                p->ldb, p->bias ? 1.0f : p->beta, p->c, p->ldc);
 }
 
 static void multiply_rows(void *context, int64_t first, int64_t end, int worker)
