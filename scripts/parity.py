@@ -3,7 +3,7 @@
 
 usage: parity.py reference MODEL FOLDER    write FOLDER/questions.json and reference.safetensors
        parity.py same-weights MODEL COPY   every tensor of COPY's encoder has MODEL's bits
-       parity.py logits MODEL FOLDER       FOLDER/answers/nbest.json has transformers' logits of MODEL
+       parity.py logits MODEL FOLDER       FOLDER/answers/nbest.json has MODEL's logits
 
 reference.safetensors is for tests/model_parity.c: weights (float32), windows of real questions, and
 hidden states in float64. rounding.* says how far transformers' own float32 run is from that, as the
@@ -75,8 +75,9 @@ def reference(folder, out):
         if not name.startswith("pooler.") and name != "embeddings.position_ids":
             tensors["weight.bert." + name] = values
     save_file(tensors, os.path.join(out, "reference.safetensors"))
+    worst = max(tensors[f"rounding.hidden.{k}"][0] for k in range(len(want)))
     print(f"{len(windows)} windows, {sum(len(ids) for ids, _ in windows)} tokens; float32 in "
-          f"transformers is off by up to {max(tensors[f'rounding.hidden.{k}'][0] for k in range(len(want))):.2g}")
+          f"transformers is off by up to {worst:.2g}")
 
 
 def same_weights(folder, copy):

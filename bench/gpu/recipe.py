@@ -2,18 +2,18 @@
 """A whole fine-tuning run, Tessera beside PyTorch on the same cards: time, EM and F1.
 
 usage: bench/gpu/recipe.py --train FILE [--train FILE] --eval FILE [--weights build/minilm]
-                           [--gpus N] [--lr R]... [--seeds N] [--programs tessera,torch] [--out FILE]
+                           [--gpus N] [--lr R]... [--seeds N] [--stages 1,3] [--out FILE]
 
 Both start from the same weights and train on the same windows for as many steps, with the schedule,
 decay, clipping, dropout and batch of configs/minilm-squad.yaml, and answer the same questions;
 `tessera score` scores both. PyTorch is recipe_peer.py: transformers' BertForQuestionAnswering under
 DistributedDataParallel, bf16 autocast, fused AdamW, SDPA, sequences padded to 384 as its users do.
 
-Several --train files become one. With several --lr Tessera runs all of them, PyTorch the one that was
-best; --seeds repeats Tessera to show what the seed alone does. Times are of whole processes and of
-their parts: start (imports, libraries, communicator, reading, weights, graphs), training, evaluation
-(forward, answers). Windows of tokens are in neither's time: Tessera's are cached by a run before,
-the peer's are made by recipe_peer.py before; their ids and labels are compared.
+Several --train files become one. With several --lr Tessera runs all of them, PyTorch the one that
+was best; --seeds repeats Tessera to show what the seed alone does. Times are of whole processes and
+of their parts: start (imports, libraries, communicator, reading, weights, graphs), training,
+evaluation (forward, answers). Windows of tokens are in neither's time: a run before caches
+Tessera's, recipe_peer.py makes the peer's before; their ids and labels are compared.
 
 --dry-run tries it on the CPU: gloo, few questions, few steps.
 """
@@ -133,32 +133,33 @@ class Recipe:
     # ---- PyTorch ----
 
     def peer(self, mode, *more):
-        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node",
-                   str(self.world), "--master-port", str(29700 + os.getpid() % 1000)]
-        if mode == "features":
-            command = [sys.executable]
+        """recipe_peer.py on its way."""
+        command = [sys.executable]
+        if mode == "run":
+            command += ["-m", "torch.distributed.run", "--nproc-per-node", str(self.world),
+                        "--master-port", str(29700 + os.getpid() % 1000)]
         command += [os.path.join(HERE, "recipe_peer.py"), mode, self.folder, self.device, *more]
         env = dict(os.environ, OMP_NUM_THREADS="4", TOKENIZERS_PARALLELISM="true",
                    HF_HUB_OFFLINE="1")
-        begin = time.time()
-        try:
-            done = subprocess.run(command, env=env, stdout=subprocess.PIPE,
-                                  stderr=subprocess.STDOUT, timeout=self.args.limit_s)
-        except subprocess.TimeoutExpired:
-            return None, f"no end in {self.args.limit_s} s", self.args.limit_s
-        log = done.stdout.decode("utf-8", "replace")
-        result = None
-        if done.returncode == 0:
-            with open(os.path.join(self.folder, f"{mode}.json"), encoding="utf-8") as f:
-                result = json.load(f)
-        return result, "\n".join(log.splitlines()[-12:]), time.time() - begin
+        return subprocess.Popen(command, env=env, stdout=subprocess.PIPE,
+                                stderr=subprocess.STDOUT)
 
-    def windows(self):
-        """The peer's features; are they Tessera's? Ids and labels of every question."""
-        result, log, seconds = self.peer("features", self.args.vocab)
-        if result is None:
-            print(f"recipe_peer.py features failed\n{log}", flush=True)
-            return
+    def finish(self, mode, process):
+        """What it wrote, or None after showing its last words."""
+        try:
+            log = process.communicate(timeout=self.args.limit_s)[0].decode("utf-8", "replace")
+        except subprocess.TimeoutExpired:
+            process.terminate()  # torchrun then ends its workers
+            log = process.communicate()[0].decode("utf-8", "replace")
+            log += f"\nno end in {self.args.limit_s} s"
+        if process.returncode != 0:
+            print(f"recipe_peer.py {mode} failed\n" + "\n".join(log.splitlines()[-12:]), flush=True)
+            return None
+        with open(os.path.join(self.folder, f"{mode}.json"), encoding="utf-8") as f:
+            return json.load(f)
+
+    def compare_windows(self):
+        """Are the peer's windows Tessera's? Ids and labels of every question."""
         for name, path in (("train", self.train), ("eval", self.eval)):
             done = subprocess.run(
                 runs.tessera() + ["features", "--data", path, "--vocab", self.args.vocab,
@@ -168,18 +169,18 @@ class Recipe:
                     if line and not line.startswith("#")]
             with open(os.path.join(self.folder, f"{name}.tsv"), encoding="utf-8") as f:
                 theirs = f.read().splitlines()
-            differ = sum(a != b for a, b in zip(ours, theirs)) + abs(len(ours) - len(theirs))
-            example = next((f"; first: {a!r} and {b!r}" for a, b in zip(ours, theirs) if a != b), "")
-            print(f"windows of {name}: {len(ours)} questions, {differ} differ in ids or "
-                  f"labels{example[:300]}", flush=True)
-        print(f"PyTorch's windows were made in {seconds:.1f} s with imports", flush=True)
+            differ = [(a, b) for a, b in zip(ours, theirs) if a != b]
+            count = len(differ) + abs(len(ours) - len(theirs))
+            print(f"windows of {name}: {len(ours)} questions, {count} differ in ids or labels "
+                  f"{differ[:1]}"[:300], flush=True)
 
     def torch(self, lr, seed):
-        result, log, seconds = self.peer("run", self.args.weights, str(lr), str(seed),
-                                         str(self.args.epochs), str(self.accum),
-                                         str(self.args.steps))
+        begin = time.time()
+        result = self.finish("run", self.peer(
+            "run", self.args.weights, str(lr), str(seed), str(self.args.epochs), str(self.accum),
+            str(self.args.steps)))
+        seconds = time.time() - begin
         if result is None:
-            print(f"recipe_peer.py failed\n{log}", flush=True)
             return None
         em, f1 = self.score(os.path.join(self.folder, "predictions.json"))
         evaluated = result["forward_s"] + result["answers_s"]
@@ -197,24 +198,26 @@ class Recipe:
         print(f"{self.train_count} training questions, {self.eval_count} to answer; {self.world} x "
               f"{runs.gpu_name()}; micro-batch {MICRO_BATCH} x accumulation {self.accum} x "
               f"{self.world}", flush=True)
+        with_torch = "torch" in self.args.programs.split(",")
+        features = self.peer("features", self.args.vocab) if with_torch else None
         print(f"first run with an empty cache: {self.cache():.1f} s", flush=True)
-        programs = self.args.programs.split(",")
+        if with_torch and self.finish("features", features):
+            self.compare_windows()
         best = None
         for lr in self.args.lr:
             row = self.tessera(f"Tessera, stage 0, lr {lr:g}", lr, 42)
             if row and (best is None or row["f1"] > best["f1"]):
                 best = row
         lr = best["lr"] if best else self.args.lr[0]
-        if "torch" in programs:
-            self.windows()
+        if with_torch:
             theirs = self.torch(lr, 42)
             if theirs and best:
+                both = (theirs["train"] + theirs["eval"]) / (best["train"] + best["eval"])
                 print(f"F1 {best['f1'] - theirs['f1']:+.2f}; PyTorch takes "
                       f"{theirs['whole'] / best['whole']:.1f} x the whole time, "
                       f"{theirs['train'] / best['train']:.1f} x in training, "
-                      f"{theirs['eval'] / best['eval']:.1f} x in evaluation, "
-                      f"{(theirs['train'] + theirs['eval']) / (best['train'] + best['eval']):.1f} x "
-                      "in both", flush=True)
+                      f"{theirs['eval'] / best['eval']:.1f} x in evaluation, {both:.1f} x in both",
+                      flush=True)
         for seed in range(43, 42 + self.args.seeds):
             self.tessera(f"Tessera, stage 0, lr {lr:g}, seed {seed}", lr, seed)
         for stage in (int(s) for s in self.args.stages.split(",") if s):

@@ -3,9 +3,9 @@
 usage: recipe_peer.py features FOLDER DEVICE VOCAB
        torchrun ... recipe_peer.py run FOLDER DEVICE WEIGHTS LR SEED EPOCHS ACCUM STEPS
 
-`features` cuts FOLDER/train.json and eval.json into windows: FOLDER/train.pt, eval.pt, and train.tsv,
-eval.tsv in the layout of `tessera features`. `run` trains and answers: FOLDER/predictions.json and
-run.json.
+`features` cuts FOLDER/train.json and eval.json into windows: FOLDER/train.pt, eval.pt, and
+train.tsv, eval.tsv in the layout of `tessera features`. `run` trains and answers:
+FOLDER/predictions.json and run.json.
 """
 import json
 import math
@@ -14,6 +14,7 @@ import sys
 import time
 import zlib
 
+import numpy as np
 import torch
 
 LENGTH, STRIDE, MICRO_BATCH, EVAL_BATCH = 384, 128, 8, 64
@@ -24,24 +25,24 @@ N_BEST, LONGEST = 20, 30
 
 def label(window, answer):
     """Tokens of the first answer as run_qa labels them: (0, 0) unless wholly in the window."""
-    if answer is None:
-        return 0, 0
     first, last = window["context"]
-    offsets = window["offsets"]
+    if answer is None or last < first:
+        return 0, 0
+    begins, ends = window["offsets"][first:last + 1].T
     begin = answer["answer_start"]
     end = begin + len(answer["text"])
-    if last < first or not (offsets[first][0] <= begin and offsets[last][1] >= end):
+    if begins[0] > begin or ends[-1] < end:
         return 0, 0
-    start = max((k for k in range(first, last + 1) if offsets[k][0] <= begin), default=first)
-    stop = min((k for k in range(first, last + 1) if offsets[k][1] >= end), default=last)
-    return start, stop
+    return (first + int(np.searchsorted(begins, begin, side="right")) - 1,
+            first + int(np.searchsorted(ends, end, side="left")))
 
 
 def window_of(encoding, example):
-    context = [k for k, s in enumerate(encoding.sequence_ids) if s == 1]
-    return {"example": example, "ids": encoding.ids, "types": encoding.type_ids,
-            "offsets": encoding.offsets,
-            "context": (context[0], context[-1]) if context else (0, -1)}
+    ids = np.array(encoding.ids, np.int32)
+    types = np.array(encoding.type_ids, np.int8)
+    first = len(ids) - int(types.sum())  # type 1 is the context and the last [SEP]
+    return {"example": example, "ids": ids, "types": types, "context": (first, len(ids) - 2),
+            "offsets": np.array(encoding.offsets, np.int32)}
 
 
 def make_features(folder, name, tokenizer):
@@ -53,26 +54,24 @@ def make_features(folder, name, tokenizer):
     for i, (question, _) in enumerate(questions):
         mine = [window_of(e, i) for e in (encoded[i], *encoded[i].overflowing)]
         answer = question["answers"][0] if question.get("answers") else None
-        checksum, labels = 0, []
+        checksum = 0
         for w in mine:
             w["label"] = label(w, answer)
-            labels.append("{}:{}".format(*w["label"]))
-            ids = torch.tensor(w["ids"], dtype=torch.int32)
-            checksum = zlib.crc32(ids.numpy().tobytes(), checksum)
+            checksum = zlib.crc32(w["ids"].tobytes(), checksum)
         windows += mine
-        lines.append("\t".join([question["id"], str(len(mine)), f"{checksum:08x}", *labels]))
+        labels = " ".join("{}:{}".format(*w["label"]) for w in mine)
+        lines.append("\t".join([question["id"], str(len(mine)), f"{checksum:08x}", labels]))
     count = len(windows)
-    ids = torch.zeros(count, LENGTH, dtype=torch.int32)
-    types = torch.zeros(count, LENGTH, dtype=torch.int8)
+    ids, types = np.zeros((count, LENGTH), np.int32), np.zeros((count, LENGTH), np.int8)
     for k, w in enumerate(windows):
-        ids[k, :len(w["ids"])] = torch.tensor(w["ids"], dtype=torch.int32)
-        types[k, :len(w["ids"])] = torch.tensor(w["types"], dtype=torch.int8)
-    torch.save({"ids": ids, "types": types,
+        ids[k, :len(w["ids"])] = w["ids"]
+        types[k, :len(w["ids"])] = w["types"]
+    torch.save({"ids": torch.from_numpy(ids), "types": torch.from_numpy(types),
                 "lengths": torch.tensor([len(w["ids"]) for w in windows]),
                 "labels": torch.tensor([w["label"] for w in windows]),
                 "example": [w["example"] for w in windows],
                 "context": [w["context"] for w in windows],
-                "offsets": [torch.tensor(w["offsets"], dtype=torch.int32).numpy() for w in windows],
+                "offsets": [w["offsets"] for w in windows] if name == "eval" else [],
                 "keys": [q["id"] for q, _ in questions],
                 "texts": [c for _, c in questions] if name == "eval" else []},
                os.path.join(folder, name + ".pt"))
@@ -100,6 +99,10 @@ def on_device(data, device):
     return {"input_ids": ids, "token_type_ids": data["types"].to(device).long(),
             "attention_mask": mask, "start_positions": labels[:, 0].contiguous(),
             "end_positions": labels[:, 1].contiguous()}
+
+
+def half_precision(device):
+    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
 
 
 def pick(columns, rows):
@@ -135,7 +138,7 @@ def train(model, columns, device, rank, world, lr, seed, epochs, accum, steps):
         parts = torch.split(mine, MICRO_BATCH)
         for k, rows in enumerate(parts):
             model.require_backward_grad_sync = k == len(parts) - 1
-            with torch.autocast(device.type, torch.bfloat16):
+            with half_precision(device):
                 loss = model(**pick(columns, rows)).loss
             (loss * (len(rows) / len(mine))).backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
@@ -155,7 +158,7 @@ def forward(model, columns, device, rank, world):
     rows = torch.arange(rank * each, (rank + 1) * each, device=device).clamp(max=count - 1)
     out = torch.zeros(each, 2, LENGTH, device=device)
     asked = ("input_ids", "token_type_ids", "attention_mask")
-    with torch.inference_mode(), torch.autocast(device.type, torch.bfloat16):
+    with torch.inference_mode(), half_precision(device):
         for first in range(0, each, EVAL_BATCH):
             part = rows[first:first + EVAL_BATCH]
             got = model(**{name: columns[name][part] for name in asked})
@@ -168,7 +171,6 @@ def forward(model, columns, device, rank, world):
 
 def best_spans(start, end, first, last):
     """(score, start, end) of the spans of one window: the best starts with the best ends."""
-    import numpy as np
     i = np.argsort(start)[-1:-N_BEST - 1:-1]
     j = np.argsort(end)[-1:-N_BEST - 1:-1]
     allowed = ((i[:, None] >= first) & (i[:, None] <= last) & (j[None] >= first) &
@@ -224,7 +226,8 @@ def run(folder, kind, weights, lr, seed, epochs, accum, steps):
 
     model.train()
     at = [now()]
-    done, loss = train(called, columns["train"], device, rank, world, lr, seed, epochs, accum, steps)
+    done, loss = train(called, columns["train"], device, rank, world, lr, seed, epochs, accum,
+                       steps)
     at.append(now())
     model.eval()
     logits = forward(model, columns["eval"], device, rank, world)
