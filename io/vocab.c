@@ -1,11 +1,13 @@
 #include "io/vocab.h"
 
+#include <stdbool.h>
 #include <string.h>
 #include <utf8proc.h>
 #include <xxhash.h>
 
 #include "engine/base/arena.h"
 #include "engine/base/file.h"
+#include "io/vocab_json.h"
 
 enum { VOCAB_MAX_TOKENS = 1 << 24 };
 
@@ -115,13 +117,21 @@ static uint64_t hash_tokens(const struct vocab *vocab)
     return hash;
 }
 
+static bool is_json(const char *path)
+{
+    size_t bytes = strlen(path);
+    return (bytes > 5 && strcmp(path + bytes - 5, ".json") == 0) ||
+           (bytes > 8 && strcmp(path + bytes - 8, ".json.gz") == 0);
+}
+
 enum status vocab_load(struct vocab *vocab, const char *path)
 {
     enum status st = ST_OK;
     vocab_release(vocab);
     struct file_text file = {0};
-    TRY_GOTO(st, out, file_read(&file, path));
+    st = is_json(path) ? vocab_json_read(&file, path) : file_read(&file, path);
     vocab->text = file.data;
+    TRY_GOTO(st, out, st);
     TRY_GOTO(st, out, split_lines(vocab, &file, path));
     TRY_GOTO(st, out, build_index(vocab, path));
     TRY_GOTO(st, out, find_specials(vocab, path));

@@ -3,7 +3,8 @@
  *
  * The file holds one token a line; the line number, from 0, is the id. Line ends are LF or CRLF,
  * the last one may be missing, a byte order mark is skipped. Tokens that continue a word begin with
- * "##". The four tokens that question answering needs have to be there: [PAD] [UNK] [CLS] [SEP].
+ * "##". A file whose name ends with .json is a tokenizer.json (io/vocab_json.h). The four tokens that
+ * question answering needs have to be there: [PAD] [UNK] [CLS] [SEP].
  *
  * Threads: a loaded vocabulary is read-only and may be shared.
  */
@@ -34,11 +35,12 @@ struct vocab {
 };
 
 /**
- * vocab_load() - read a vocabulary file (plain or gzip).
+ * vocab_load() - read a vocabulary file or a tokenizer.json (plain or gzip).
  * @vocab: output; zero it before the first use. Empty after a failure.
  *
  * Return: ST_OK; ST_IO (missing or unreadable); ST_CORRUPT (empty, not UTF-8, an empty line, a
- * token that is there twice - these name the line - or a special token missing); ST_MEMORY.
+ * token that is there twice - these name the line - or a special token missing); ST_UNSUPPORTED (a
+ * tokenizer.json of other rules than BERT's); ST_MEMORY.
  */
 MUST_CHECK enum status vocab_load(struct vocab *vocab, const char *path);
 

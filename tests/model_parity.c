@@ -13,8 +13,8 @@
 
 enum { LAYERS = 6, HIDDEN = 384, MAX_WINDOWS = 16, POSITIONS = 512 };
 
-/* As far from the exact values as transformers' own float32 is, times this: the golden tests' factor,
- * for sums of the same length in another order. */
+/* As far from the exact values as transformers' own float32 is, times this: the golden tests'
+ * factor, for sums of the same length in another order. */
 static const double ROUNDINGS = 8.0;
 
 static void configure(struct run_config *c)

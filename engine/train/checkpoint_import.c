@@ -33,7 +33,7 @@ static enum status read_range(void *context, const char *state, int unit, float 
 static enum status read_vocab(struct import *im, const char *dir)
 {
     char *path = im->config.data.vocab;
-    TRY(path_join(path, sizeof im->config.data.vocab, dir, "vocab.txt"));
+    TRY(model_vocab_path(path, sizeof im->config.data.vocab, dir));
     if (access(path, F_OK) != 0) {
         log_warn("checkpoint",
                  "%s: is not there: no run is checked against it, and an export has to "

@@ -17,9 +17,10 @@
 #include "io/answers.h"
 
 static const char DETAILS[] =
-    "The model is a folder with config.json, model.safetensors and vocab.txt, as tessera train\n"
-    "leaves it in OUTPUT/model, or as Hugging Face's save_pretrained() writes it; or a "
-    "checkpoint.\n"
+    "The model is a folder with config.json, model.safetensors and vocab.txt (or tokenizer.json),\n"
+    "as tessera train leaves it in OUTPUT/model, or as Hugging Face's save_pretrained() writes "
+    "it;\n"
+    "or a checkpoint.\n"
     "Longer texts are cut into windows that overlap. Prints a line an answer:\n"
     "  ANSWER (probability P, characters FROM-TO)\n"
     "Characters are code points of the context from 0, the end is not included.\n";

@@ -308,6 +308,15 @@ out:
     return st;
 }
 
+enum status model_vocab_path(char *path, size_t bytes, const char *dir)
+{
+    TRY(path_join(path, bytes, dir, "vocab.txt"));
+    if (access(path, F_OK) == 0)
+        return ST_OK;
+    TRY(path_join(path, bytes, dir, "tokenizer.json"));
+    return access(path, F_OK) == 0 ? ST_OK : path_join(path, bytes, dir, "vocab.txt");
+}
+
 enum status model_config_write(const struct run_config *config, const struct vocab *vocab,
                                const char *dtype, const char *dir)
 {

@@ -4,7 +4,8 @@
  *     config.json            sizes and constants, as BertForQuestionAnswering or, by model.family,
  *                            DistilBertForQuestionAnswering has them
  *     tokenizer_config.json  do_lower_case, model_max_length
- *     vocab.txt              the vocabulary
+ *     vocab.txt              the vocabulary; folders that transformers 5 wrote have it in
+ *                            tokenizer.json
  *
  * The weights themselves are engine/train/weights.h.
  */
@@ -38,6 +39,10 @@ MUST_CHECK enum status model_config_check(const struct run_config *config, const
 
 /** model_config_is_size() - is section.name a key that two equal models must agree in? */
 bool model_config_is_size(const char *section, const char *name);
+
+/** model_vocab_path() - DIR/vocab.txt, or DIR/tokenizer.json if only that is there. ST_INVALID: the
+ * path is too long. */
+MUST_CHECK enum status model_vocab_path(char *path, size_t bytes, const char *dir);
 
 /**
  * model_config_write() - write the three files; each is replaced as a whole.

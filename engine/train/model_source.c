@@ -29,12 +29,11 @@ static enum status find_vocab(char path[CONFIG_TEXT_BYTES], const char *dir, con
 {
     if (given != NULL)
         return path_join(path, CONFIG_TEXT_BYTES, "", given);
-    TRY(path_join(path, CONFIG_TEXT_BYTES, dir, "vocab.txt"));
+    TRY(model_vocab_path(path, CONFIG_TEXT_BYTES, dir));
     if (access(path, F_OK) != 0)
-        return FAIL(INVALID,
-                    "%s: is not there (a tokenizer.json is not read): give the vocabulary with "
-                    "--vocab FILE",
-                    path);
+        return FAIL(
+            INVALID,
+            "%s: is not there, and no tokenizer.json: give the vocabulary with --vocab FILE", path);
     return ST_OK;
 }
 
