@@ -155,6 +155,16 @@ const char *vocab_token(const struct vocab *vocab, int32_t id)
     return vocab->entries[id].text;
 }
 
+bool vocab_has_capitals(const struct vocab *vocab)
+{
+    for (int32_t id = 0; id < vocab->size; id++) {
+        const char *text = vocab->entries[id].text;
+        if (text[0] != '[' && strpbrk(text, "ABCDEFGHIJKLMNOPQRSTUVWXYZ") != NULL)
+            return true;
+    }
+    return false;
+}
+
 void vocab_release(struct vocab *vocab)
 {
     mem_free(&vocab->slots);

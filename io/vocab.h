@@ -11,6 +11,7 @@
 #ifndef IO_VOCAB_H
 #define IO_VOCAB_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -49,6 +50,10 @@ int32_t vocab_find(const struct vocab *vocab, const char *text, size_t bytes);
 
 /** vocab_token() - the text of a token; @id in [0, size) is asserted. */
 const char *vocab_token(const struct vocab *vocab, int32_t id);
+
+/** vocab_has_capitals() - is there a token with a letter A-Z, other than special ones as [CLS]? A
+ * vocabulary for lower-cased text has none. */
+bool vocab_has_capitals(const struct vocab *vocab);
 
 void vocab_release(struct vocab *vocab);
 

@@ -474,6 +474,8 @@ static void every_token_is_found_under_its_id(void **state)
     assert_int_equal(vocabs[UNCASED].unk_id, 100);
     assert_int_equal(vocabs[UNCASED].cls_id, 101);
     assert_int_equal(vocabs[UNCASED].sep_id, 102);
+    assert_false(vocab_has_capitals(&vocabs[UNCASED]));
+    assert_true(vocab_has_capitals(&vocabs[CASED]));
     for (int cased = 0; cased < 2; cased++)
         for (int32_t id = 0; id < vocabs[cased].size; id++) {
             const char *token = vocab_token(&vocabs[cased], id);

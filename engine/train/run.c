@@ -59,6 +59,16 @@ static void describe(const struct trainer *t)
 
 enum { WHERE_BYTES = 512 };
 
+/* Either way the model would read nearly every name as [UNK] or as pieces. */
+static void warn_of_casing(const struct trainer *t)
+{
+    bool capitals = vocab_has_capitals(&t->data->vocab);
+    if (capitals != t->config->model.cased)
+        log_warn("run", "model.cased is %s, but the vocabulary %s has %stokens with capitals",
+                 t->config->model.cased ? "true" : "false", t->config->data.vocab,
+                 capitals ? "" : "no ");
+}
+
 /* What users print by hand today: who runs where, and what is really on. All ranks call it. */
 static enum status banner(const struct trainer *t)
 {
@@ -73,6 +83,8 @@ static enum status banner(const struct trainer *t)
     for (int r = 0; r < world; r++)
         log_info("run", "rank %d of %d  %s", r, world, all + (size_t)r * WHERE_BYTES);
     describe(t);
+    if (t->comm->rank == 0)
+        warn_of_casing(t);
 out:
     mem_free(&all);
     return st;
