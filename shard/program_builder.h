@@ -1,0 +1,103 @@
+/*
+ * shard/program_builder.h - what the files that build a step program share; see shard/program.h.
+ *
+ *     program_builder.c   buffers, instructions, the items of a turn, what all programs share
+ *     program_emit.c      FORWARD, BACKWARD, REDUCE and the GATHERs between them: a turn
+ *     program_update.c    NORM, AGREE, UPDATE and the GATHERs behind them
+ *     program.c           checks, lives of buffers, program_build()
+ *     program_link.c      what instructions wait for
+ *
+ * A failure is kept in builder.st; calls behind it do nothing, so emission needs no checks.
+ */
+#ifndef SHARD_PROGRAM_BUILDER_H
+#define SHARD_PROGRAM_BUILDER_H
+
+#include "shard/program.h"
+
+C_BEGIN
+
+enum { BUFFER_NONE = -1 };
+
+/* Consecutive uses of one unit's parameters: gathered once, kept from the first to the last. */
+struct gather_group {
+    int unit, first_item, last_item;
+    int buffer;
+};
+
+/* One FORWARD, RECOMPUTE or BACKWARD, in program order. */
+struct item {
+    enum program_op op;
+    int unit, micro_batch;
+};
+
+/* Everything a build needs beside the program: where the current buffer of each thing is. */
+struct builder {
+    struct program *p;
+    const struct program_spec *spec;
+    bool params_sharded, state_sharded, per_micro_batch;
+    enum status st;    /* the first failure; later calls do nothing */
+    struct instr sink; /* where operands go after a failure; never read */
+    int batch, state, report, reports, workspace;
+    struct pool pool;
+    /* per unit */
+    int *param; /* whole flat parameter, now */
+    int *shard; /* stage 3: the persistent shard */
+    int *master, *adam_m, *adam_v;
+    int *grad;        /* whole flat gradient, now */
+    int *grad_shard;  /* reduced gradient of this rank */
+    int *last_writer; /* last BACKWARD item of a micro-batch that writes this gradient */
+    bool *grad_begun; /* grad has a writer */
+    /* per slot, of the current micro-batch */
+    int *act, *dact;
+    int *saved; /* per unit */
+    /* stage 3: uses of gathered parameters */
+    struct gather_group *groups;
+    int group_count, carried_count;
+    int next_gather; /* the group whose GATHER comes next */
+};
+
+/* ---- program_builder.c ---- */
+
+/** builder_init() - arrays for the units and slots of b->spec, in b->pool. ST_MEMORY. */
+MUST_CHECK enum status builder_init(struct builder *b, int max_items);
+
+/** builder_buffer(), builder_persistent() - a new buffer of at least @bytes; returns its index. */
+int builder_buffer(struct builder *b, enum category category, enum dtype dtype, int unit,
+                   int micro_batch, size_t bytes);
+int builder_persistent(struct builder *b, enum category category, enum dtype dtype, int unit,
+                       size_t bytes);
+/** builder_whole_bytes(), builder_shard_bytes() - of a unit's flat parameter. */
+size_t builder_whole_bytes(const struct builder *b, int unit, enum dtype dtype);
+size_t builder_shard_bytes(const struct builder *b, int unit, enum dtype dtype);
+
+/** builder_emit() - append an instruction; valid until the next one. */
+struct instr *builder_emit(struct builder *b, enum program_op op, enum program_stream stream,
+                           int unit, int micro_batch, unsigned flags);
+/** operand_add() - of BUFFER_NONE it does nothing. */
+void operand_add(struct instr *in, enum role role, enum access access, int buffer);
+void operand_add_slice(struct instr *in, enum role role, enum access access, int buffer,
+                       bool slice);
+
+/** builder_list_items() - the FORWARDs, RECOMPUTEs and BACKWARDs of a turn; returns how many. */
+int builder_list_items(struct builder *b, struct item *out);
+/** builder_list_groups() - append the uses of gathered parameters to b->groups. */
+void builder_list_groups(struct builder *b, const struct item *items, int count);
+/** builder_list_shared() - the persistent buffers, the same in all programs. */
+void builder_list_shared(struct builder *b);
+/** builder_count_carried() - b->carried_count: groups carried over the end of a turn. */
+void builder_count_carried(struct builder *b, struct item *items);
+/** builder_list_carried() - the buffers that hold the first @count groups from turn to turn. */
+void builder_list_carried(struct builder *b, const struct gather_group *step_groups, int count);
+
+/* ---- program_emit.c, program_update.c ---- */
+
+void builder_gather(struct builder *b, int unit, int buffer);
+void builder_step(struct builder *b, const struct item *items, int count);
+void builder_evaluate(struct builder *b, const struct item *items, int count);
+/** builder_gather_carried() - gather a unit ahead for the next turn, if it is one of its first. */
+void builder_gather_carried(struct builder *b, int unit);
+void builder_optimizer(struct builder *b);
+
+C_END
+
+#endif
