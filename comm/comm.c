@@ -100,6 +100,29 @@ void comm_no_stage(struct comm *comm, void *memory, size_t bytes)
     (void)bytes;
 }
 
+enum status comm_memory_open(struct comm *comm, struct device *device, void **out, size_t bytes)
+{
+    return comm->ops->memory_open(comm, device, out, bytes);
+}
+
+void comm_memory_close(struct comm *comm, struct device *device, void **memory)
+{
+    if (*memory != NULL)
+        comm->ops->memory_close(comm, device, memory);
+}
+
+enum status comm_any_memory(struct comm *comm, struct device *device, void **out, size_t bytes)
+{
+    (void)comm;
+    return device_alloc(device, out, bytes);
+}
+
+void comm_any_memory_close(struct comm *comm, struct device *device, void **memory)
+{
+    (void)comm;
+    device_free(device, memory);
+}
+
 enum status comm_barrier(struct comm *comm)
 {
     ASSERT(comm->world_size <= MAX_WORLD_SIZE);

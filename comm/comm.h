@@ -44,6 +44,8 @@ struct comm_ops {
     enum status (*exchange)(struct comm *comm, void *recv, const void *send, size_t bytes);
     enum status (*progress)(struct comm *comm);
     void (*stage)(struct comm *comm, void *memory, size_t bytes);
+    enum status (*memory_open)(struct comm *comm, struct device *device, void **out, size_t bytes);
+    void (*memory_close)(struct comm *comm, struct device *device, void **memory);
     void (*abort)(struct comm *comm, const char *cause);
     void (*close)(struct comm *comm);
 };
@@ -52,6 +54,10 @@ struct comm {
     const struct comm_ops *ops;
     int rank, world_size;
     int64_t timeout_ms;
+    /* Made by comm_memory_open(): device memory that registering its block took, and a line about it
+     * for the log; empty: there is nothing to say. */
+    size_t window_bytes;
+    char memory_text[192];
 };
 
 /** comm_all_gather(), comm_reduce_scatter(), comm_broadcast() - see the top. fp32, bf16 or int32;
@@ -84,6 +90,20 @@ size_t comm_staging_bytes(enum comm_kind kind, int world_size, int64_t numel);
  * comm_stage(comm, NULL, 0). A communicator that needs none does not look at it. */
 void comm_stage(struct comm *comm, void *memory, size_t bytes);
 
+/**
+ * comm_memory_open() - zero-filled device memory in which a run's collectives have their buffers.
+ * All ranks call it together, with the same @bytes; buffers of one collective must lie at the same
+ * offset on all of them. NCCL makes it a symmetric window (comm/nccl.h); the others take it from
+ * the device. One block at a time.
+ *
+ * Return: as device_alloc(); ST_COMM, ST_TIMEOUT.
+ */
+MUST_CHECK enum status comm_memory_open(struct comm *comm, struct device *device, void **out,
+                                        size_t bytes);
+
+/** comm_memory_close() - give it back; nothing is in flight. Of NULL is fine, and after a failure. */
+void comm_memory_close(struct comm *comm, struct device *device, void **memory);
+
 /** comm_barrier() - all ranks have come here. */
 MUST_CHECK enum status comm_barrier(struct comm *comm);
 
@@ -101,9 +121,13 @@ void comm_abort(struct comm *comm, const char *cause);
 /** comm_close() - of NULL is fine. */
 void comm_close(struct comm **comm);
 
-/* Entries of the table for communicators that need no progress() or no stage(). */
+/* Entries of the table for communicators that need no progress() or no stage(), and whose buffers
+ * may lie anywhere. */
 MUST_CHECK enum status comm_no_progress(struct comm *comm);
 void comm_no_stage(struct comm *comm, void *memory, size_t bytes);
+MUST_CHECK enum status comm_any_memory(struct comm *comm, struct device *device, void **out,
+                                       size_t bytes);
+void comm_any_memory_close(struct comm *comm, struct device *device, void **memory);
 
 C_END
 

@@ -142,6 +142,20 @@ static void fault_stage(struct comm *comm, void *memory, size_t bytes)
     comm_stage(fault_of(comm)->inner, memory, bytes);
 }
 
+static enum status fault_memory_open(struct comm *comm, struct device *device, void **out,
+                                     size_t bytes)
+{
+    TRY(comm_memory_open(fault_of(comm)->inner, device, out, bytes));
+    comm->window_bytes = fault_of(comm)->inner->window_bytes;
+    memcpy(comm->memory_text, fault_of(comm)->inner->memory_text, sizeof comm->memory_text);
+    return ST_OK;
+}
+
+static void fault_memory_close(struct comm *comm, struct device *device, void **memory)
+{
+    comm_memory_close(fault_of(comm)->inner, device, memory);
+}
+
 static void fault_abort(struct comm *comm, const char *cause)
 {
     struct fault_comm *f = fault_of(comm);
@@ -169,6 +183,8 @@ static const struct comm_ops fault_ops = {
     .exchange = fault_exchange,
     .progress = fault_progress,
     .stage = fault_stage,
+    .memory_open = fault_memory_open,
+    .memory_close = fault_memory_close,
     .abort = fault_abort,
     .close = fault_close,
 };

@@ -114,6 +114,8 @@ static const struct comm_ops local_ops = {
     .exchange = local_exchange,
     .progress = comm_no_progress,
     .stage = comm_no_stage,
+    .memory_open = comm_any_memory,
+    .memory_close = comm_any_memory_close,
     .abort = local_abort,
     .close = local_close,
 };

@@ -505,6 +505,8 @@ static const struct comm_ops mpi_ops = {
     .exchange = exchange,
     .progress = progress,
     .stage = stage,
+    .memory_open = comm_any_memory,
+    .memory_close = comm_any_memory_close,
     .abort = abort_comm,
     .close = close_comm,
 };

@@ -25,6 +25,7 @@ enum {
     REDUCE,
     COMMS,
     CAUSE_BYTES = 1024,
+    WHY_BYTES = 120,
     ABORT_WAIT_MS = 2000, /* then the abort goes on by itself */
     CLOSE_WAIT_MS = 10000
 };
@@ -47,6 +48,10 @@ struct nccl_comm {
     ncclComm_t comms[COMMS]; /* owned */
     ncclUniqueId id;
     struct job jobs[COMMS];
+    bool wants_windows;
+    void *window;                   /* owned, the block of comm_memory_open(); NULL: no window */
+    size_t window_size;             /* its bytes */
+    ncclWindow_t registered[COMMS]; /* owned */
     /* The last collective that was issued, for messages. */
     int64_t issued, last_numel;
     const char *last_name;
@@ -152,6 +157,22 @@ static void run_open(struct job *job)
             NCCL(ncclCommSplit(n->comms[GATHER], 0, n->base.rank, &n->comms[REDUCE], &config));
 }
 
+static void run_register(struct job *job)
+{
+    struct nccl_comm *n = job->comm;
+    for (int i = 0; i < COMMS && job->st == ST_OK; i++)
+        job->st = NCCL(ncclCommWindowRegister(n->comms[i], n->window, n->window_size,
+                                              &n->registered[i], NCCL_WIN_COLL_SYMMETRIC));
+}
+
+static void run_deregister(struct job *job)
+{
+    struct nccl_comm *n = job->comm;
+    for (int i = COMMS - 1; i >= 0; i--)
+        if (n->registered[i] != NULL && job->st == ST_OK)
+            job->st = NCCL(ncclCommWindowDeregister(n->comms[i], n->registered[i]));
+}
+
 /* ---- failure -------------------------------------------------------------------------------- */
 
 static enum status failure(struct nccl_comm *n)
@@ -193,9 +214,12 @@ static void start_aborts(struct nccl_comm *n)
 static bool jobs_end(struct nccl_comm *n, int64_t wait_ms)
 {
     bool ended = true;
-    for (int i = 0; i < COMMS; i++)
-        if (job_wait(n, i, wait_ms, false, "an NCCL call") == ST_TIMEOUT)
+    int64_t end = socket_clock_ms() + wait_ms;
+    for (int i = 0; i < COMMS; i++) {
+        int64_t left = end - socket_clock_ms();
+        if (job_wait(n, i, left > 0 ? left : 0, false, "an NCCL call") == ST_TIMEOUT)
             ended = false;
+    }
     return ended;
 }
 
@@ -346,6 +370,121 @@ static enum status exchange(struct comm *comm, void *recv, const void *send, siz
     return give_up(n, st, cause);
 }
 
+/* ---- the window ----------------------------------------------------------------------------- */
+
+/* Have all ranks come this far? Where one has not, @why says which and what it said. */
+static enum status all_can(struct nccl_comm *n, enum status st, bool *all, char why[WHY_BYTES])
+{
+    struct answer {
+        int32_t can;
+        char why[WHY_BYTES];
+    } mine = {.can = st == ST_OK}, *answers = NULL;
+    if (st != ST_OK)
+        first_line(mine.why, sizeof mine.why, status_message());
+    TRY(mem_alloc(&answers, sizeof *answers * (size_t)n->base.world_size));
+    st = exchange(&n->base, answers, &mine, sizeof mine);
+    *all = true;
+    for (int r = n->base.world_size - 1; st == ST_OK && r >= 0; r--) {
+        if (answers[r].can)
+            continue;
+        *all = false;
+        snprintf(why, WHY_BYTES, "rank %d: %.100s", r, answers[r].why);
+    }
+    mem_free(&answers);
+    return st;
+}
+
+static enum status window_alloc(struct nccl_comm *n, size_t bytes)
+{
+    int version = 0;
+    TRY(NCCL(ncclGetVersion(&version)));
+    if (version < NCCL_VERSION(2, 27, 3))
+        return FAIL(UNSUPPORTED, "NCCL %d has none", version);
+    TRY(NCCL(ncclMemAlloc(&n->window, bytes)));
+    n->window_size = bytes;
+    TRY(CUDA(cudaMemset(n->window, 0, bytes)));
+    return CUDA(cudaDeviceSynchronize());
+}
+
+/* All ranks together. What ends the others' waits too is a failure; the rest means no window. */
+static enum status window_register(struct nccl_comm *n)
+{
+    TRY(job_start(n, 0, run_register));
+    return job_wait(n, 0, n->base.timeout_ms, true, "registering symmetric windows");
+}
+
+static void window_free(struct nccl_comm *n)
+{
+    if (n->window != NULL && ncclMemFree(n->window) != ncclSuccess)
+        log_debug("nccl", "the block of the windows was not freed");
+    n->window = NULL;
+    memset(n->registered, 0, sizeof n->registered);
+}
+
+static enum status window_open(struct nccl_comm *n, size_t bytes, bool *all, char why[WHY_BYTES])
+{
+    size_t before = 0, after = 0;
+    TRY(all_can(n, window_alloc(n, bytes), all, why));
+    if (!*all)
+        return ST_OK;
+    TRY(device_memory_used(n->device, &before));
+    enum status st = window_register(n);
+    if (st == ST_TIMEOUT)
+        return st;
+    TRY(all_can(n, st, all, why));
+    if (!*all) { /* those that could take it back */
+        TRY(job_start(n, 0, run_deregister));
+        return job_wait(n, 0, n->base.timeout_ms, true, "taking back symmetric windows");
+    }
+    TRY(device_memory_used(n->device, &after));
+    n->base.window_bytes = after > before ? after - before : 0;
+    return ST_OK;
+}
+
+static enum status memory_open(struct comm *comm, struct device *device, void **out, size_t bytes)
+{
+    struct nccl_comm *n = (struct nccl_comm *)comm;
+    char why[WHY_BYTES] = "turned off";
+    bool all = false;
+    ASSERT(n->window == NULL);
+    if (comm->world_size == 1)
+        return device_alloc(device, out, bytes);
+    if (n->wants_windows)
+        TRY(window_open(n, bytes, &all, why));
+    if (all) {
+        snprintf(comm->memory_text, sizeof comm->memory_text,
+                 "collectives in symmetric windows of %.0f MiB, %.1f MiB of tables",
+                 (double)bytes / 1048576.0, (double)comm->window_bytes / 1048576.0);
+        *out = n->window;
+        return ST_OK;
+    }
+    snprintf(comm->memory_text, sizeof comm->memory_text,
+             "collectives without symmetric windows: %s", why);
+    window_free(n);
+    return device_alloc(device, out, bytes);
+}
+
+/*
+ * Peers' kernels have done with this block when this rank's own have: a collective ends on no rank
+ * before all have read. After a failure that is not so, and the block stays until the process ends.
+ */
+static void memory_close(struct comm *comm, struct device *device, void **memory)
+{
+    struct nccl_comm *n = (struct nccl_comm *)comm;
+    if (*memory != n->window) {
+        device_free(device, memory);
+        return;
+    }
+    *memory = NULL;
+    if (stream_sync(&device->streams[STREAM_COMPUTE]) != ST_OK || failure(n) != ST_OK)
+        return;
+    if (job_start(n, 0, run_deregister) == ST_OK &&
+        job_wait(n, 0, CLOSE_WAIT_MS, false, "taking back symmetric windows") == ST_OK)
+        window_free(n);
+    else
+        log_debug("nccl", "%s", status_message());
+}
+
 /* From any thread, so it does not wait for the aborts: the rank's own thread may be inside NCCL. */
 static void abort_comm(struct comm *comm, const char *cause)
 {
@@ -392,6 +531,8 @@ static const struct comm_ops nccl_ops = {
     .exchange = exchange,
     .progress = comm_no_progress,
     .stage = comm_no_stage,
+    .memory_open = memory_open,
+    .memory_close = memory_close,
     .abort = abort_comm,
     .close = close_comm,
 };
@@ -423,15 +564,17 @@ static enum status connect_all(struct nccl_comm *n)
 }
 
 enum status nccl_comm_open(struct comm **out, struct device *device, int rank, int world_size,
-                           struct rendezvous *rv, int64_t timeout_ms)
+                           struct rendezvous *rv, int64_t timeout_ms, bool windows)
 {
     struct nccl_comm *n = NULL;
     *out = NULL;
     ASSERT(rv != NULL || world_size == 1);
     TRY(mem_alloc(&n, sizeof *n));
-    n->base = (struct comm){&nccl_ops, rank, world_size, timeout_ms};
+    n->base = (struct comm){
+        .ops = &nccl_ops, .rank = rank, .world_size = world_size, .timeout_ms = timeout_ms};
     n->device = device;
     n->rv = world_size > 1 ? rv : NULL;
+    n->wants_windows = windows;
     pthread_mutex_init(&n->lock, NULL);
     enum status st = connect_all(n);
     if (st != ST_OK) {

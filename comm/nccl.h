@@ -20,12 +20,21 @@
  * Sums: reduce_scatter adds in the order of NCCL's algorithm, not in rank order as comm.h says for
  * the other backends. It is the same order in every run on the same machine with the same count.
  *
+ * Symmetric windows: comm_memory_open() takes its block from ncclMemAlloc() and registers it with
+ * both communicators. Collectives in it read and write the peers' memory directly, without NCCL's
+ * staging buffers and connections. All ranks decide together: where one cannot (an older NCCL, no
+ * memory that peers can map), none does. A unit's sum is then another kernel's, in another order:
+ * the same at every stage, but not the bits of a run without windows. Their kernels do not look
+ * whether their communicator is aborted: one that waits for a dead rank ends with the process
+ * (device_settle()).
+ *
  * Order of the end: close captured graphs first (NCCL waits for them), then this, then the
  * rendezvous, then the device. NCCL's own environment variables (NCCL_*) are the user's.
  */
 #ifndef COMM_NCCL_H
 #define COMM_NCCL_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "comm/comm.h"
@@ -38,11 +47,13 @@ C_BEGIN
  * @device: of this rank; borrowed, and waits of it are watched from now on.
  * @rv: borrowed; NULL when @world_size is 1.
  * @timeout_ms: deadline of the opening, and of each host wait later.
+ * @windows: comm_memory_open() makes symmetric windows, where all ranks can; the same on all.
  *
  * Return: ST_OK; ST_COMM (NCCL's words, or a peer's cause); ST_TIMEOUT; ST_MEMORY.
  */
 MUST_CHECK enum status nccl_comm_open(struct comm **out, struct device *device, int rank,
-                                      int world_size, struct rendezvous *rv, int64_t timeout_ms);
+                                      int world_size, struct rendezvous *rv, int64_t timeout_ms,
+                                      bool windows);
 
 C_END
 

@@ -35,12 +35,14 @@ struct bench {
     struct comm *comm;
     struct rendezvous *rv;
     struct event done, fork, join[2];
-    void *a, *b, *c; /* device, NUMEL * 4 * ranks bytes each */
+    void *memory;    /* device, for collectives: a, b and c lie in it */
+    void *a, *b, *c; /* NUMEL * 4 * ranks bytes each */
     int32_t *host;   /* pinned, the same size */
     size_t bytes;
 };
 
-static enum status bench_open(struct bench *b, const struct launch *l)
+/* @windows: the buffers are to lie in symmetric windows. */
+static enum status bench_open(struct bench *b, const struct launch *l, bool windows)
 {
     int index = 0;
     void *host = NULL;
@@ -54,11 +56,15 @@ static enum status bench_open(struct bench *b, const struct launch *l)
                                          .listen_fd = l->listen_fd,
                                          .timeout_ms = TIMEOUT_MS};
     TRY(rendezvous_open(&b->rv, &options));
-    TRY(nccl_comm_open(&b->comm, b->device, l->rank, l->world_size, b->rv, TIMEOUT_MS));
+    TRY(nccl_comm_open(&b->comm, b->device, l->rank, l->world_size, b->rv, TIMEOUT_MS, windows));
     b->bytes = (size_t)NUMEL * 4 * (size_t)l->world_size;
-    TRY(device_alloc(b->device, &b->a, b->bytes));
-    TRY(device_alloc(b->device, &b->b, b->bytes));
-    TRY(device_alloc(b->device, &b->c, b->bytes));
+    size_t each = (size_t)round_up((int64_t)b->bytes, ARENA_ALIGN);
+    TRY(comm_memory_open(b->comm, b->device, &b->memory, 3 * each));
+    if ((strstr(b->comm->memory_text, "in symmetric windows") != NULL) != windows)
+        return FAIL(CORRUPT, "rank %d: %s", l->rank, b->comm->memory_text);
+    b->a = b->memory;
+    b->b = (char *)b->memory + each;
+    b->c = (char *)b->memory + 2 * each;
     TRY(device_alloc_host(b->device, &host, b->bytes));
     b->host = host;
     TRY(event_open(b->device, &b->done));
@@ -74,13 +80,12 @@ static void bench_close(struct bench *b)
     event_close(&b->fork);
     event_close(&b->join[0]);
     event_close(&b->join[1]);
+    if (b->comm != NULL)
+        comm_memory_close(b->comm, b->device, &b->memory);
     comm_close(&b->comm);
     rendezvous_close(&b->rv);
     if (b->device == NULL)
         return;
-    device_free(b->device, &b->a);
-    device_free(b->device, &b->b);
-    device_free(b->device, &b->c);
     device_free_host(b->device, &host);
     device_close(&b->device);
 }
@@ -266,16 +271,34 @@ static enum status one_aborts(struct bench *b)
     return event_wait(&b->done);
 }
 
+/* Memory that one rank does not have: no rank has windows, and that rank says why. */
+static enum status one_is_full(struct bench *b)
+{
+    enum { MIB = 1 << 20, BLOCK = 512 * MIB, PIECE = 128 * MIB };
+    bool full = b->comm->rank == b->comm->world_size - 1;
+    void *block = NULL, *piece = NULL;
+    comm_memory_close(b->comm, b->device, &b->memory);
+    while (full && device_alloc(b->device, &piece, PIECE) == ST_OK)
+        continue; /* they go with the process */
+    enum status st = comm_memory_open(b->comm, b->device, &block, BLOCK);
+    CHECK(strstr(b->comm->memory_text, "without symmetric windows: rank") != NULL);
+    comm_memory_close(b->comm, b->device, &block);
+    TRY(comm_barrier(b->comm));
+    if (full)
+        CHECK(st == ST_MEMORY);
+    return full ? ST_OK : st;
+}
+
 static const struct role {
     const char *name;
     enum status (*run)(struct bench *b);
 } roles[] = {
-    {"gathers", gathers},      {"reduces", reduces},   {"others", broadcasts_and_exchanges},
-    {"replays", replays},      {"one_dies", one_dies}, {"one_aborts", one_aborts},
-    {"silent", one_is_silent},
+    {"gathers", gathers},      {"reduces", reduces},         {"others", broadcasts_and_exchanges},
+    {"replays", replays},      {"one_dies", one_dies},       {"one_aborts", one_aborts},
+    {"silent", one_is_silent}, {"one_is_full", one_is_full},
 };
 
-/* rank LOG ROLE: exit code 0, or the status. What is said goes to LOG-rank. */
+/* rank LOG ROLE [windows]: exit code 0, or the status. What is said goes to LOG-rank. */
 static int be_rank(char **argv)
 {
     struct launch l;
@@ -285,7 +308,7 @@ static int be_rank(char **argv)
     enum status st = launch_discover(&l, 0);
     if (st == ST_OK) {
         log_set_rank(l.rank);
-        st = bench_open(&b, &l);
+        st = bench_open(&b, &l, argv[4] != NULL);
     }
     for (size_t i = 0; st == ST_OK && i < sizeof roles / sizeof roles[0]; i++)
         if (strcmp(roles[i].name, argv[3]) == 0)
@@ -295,6 +318,10 @@ static int be_rank(char **argv)
     snprintf(message, sizeof message, "%s", status_message());
     if (file_write(path, message, strlen(message)) != ST_OK)
         return 99;
+    if (b.device != NULL)
+        device_settle(b.device);
+    if (b.device != NULL && b.device->lost)
+        _exit((int)st);
     bench_close(&b);
     return (int)st;
 }
@@ -313,12 +340,17 @@ static int test_ranks(void)
     return count < MAX_TEST_RANKS ? count : MAX_TEST_RANKS;
 }
 
-static void run_role(struct run *run, const char *role, int ranks)
+static void run_role(struct run *run, const char *role, int ranks, bool windows)
 {
     char log_path[512];
     scratch_make(&run->scratch);
     scratch_path(&run->scratch, log_path, "log");
-    char *argv[] = {(char *)"cuda_nccl", (char *)"rank", log_path, (char *)role, NULL};
+    char *argv[] = {(char *)"cuda_nccl",
+                    (char *)"rank",
+                    log_path,
+                    (char *)role,
+                    windows ? (char *)"windows" : NULL,
+                    NULL};
     int64_t begin = socket_clock_ms();
     run->ranks = ranks;
     assert_ok(launch_spawn(&run->exit_code, ranks, argv, 5000));
@@ -336,10 +368,10 @@ static void assert_said(const struct run *run, int rank, const char *text)
     mem_free(&said.data);
 }
 
-static void run_well(const char *role, int ranks)
+static void run_well(const char *role, int ranks, bool windows)
 {
     struct run run;
-    run_role(&run, role, ranks);
+    run_role(&run, role, ranks, windows);
     for (int r = 0; run.exit_code != 0 && r < ranks; r++)
         assert_said(&run, r, "(this rank should have succeeded)");
     scratch_remove(&run.scratch);
@@ -355,46 +387,55 @@ static void one_rank_needs_no_rendezvous(void **state)
 {
     (void)state;
     NEEDS_GPUS(1);
-    run_well("gathers", 1);
-    run_well("reduces", 1);
-    run_well("replays", 1);
+    run_well("gathers", 1, false);
+    run_well("reduces", 1, false);
+    run_well("replays", 1, false);
 }
 
 static void all_gather_brings_every_ranks_part(void **state)
 {
     (void)state;
     NEEDS_GPUS(2);
-    run_well("gathers", test_ranks());
+    run_well("gathers", test_ranks(), false);
+    run_well("gathers", test_ranks(), true);
 }
 
 static void reduce_scatter_sums_into_the_owner(void **state)
 {
     (void)state;
     NEEDS_GPUS(2);
-    run_well("reduces", test_ranks());
+    run_well("reduces", test_ranks(), false);
+    run_well("reduces", test_ranks(), true);
 }
 
 static void broadcast_exchange_barrier_and_agree_work(void **state)
 {
     (void)state;
     NEEDS_GPUS(2);
-    run_well("others", test_ranks());
+    run_well("others", test_ranks(), true);
 }
 
 static void captured_collectives_replay_without_new_memory(void **state)
 {
     (void)state;
     NEEDS_GPUS(2);
-    run_well("replays", test_ranks());
+    run_well("replays", test_ranks(), false);
+    run_well("replays", test_ranks(), true);
 }
 
-static void b86_a_dead_rank_ends_the_waits_of_the_others(void **state)
+static void where_one_rank_has_no_window_none_has(void **state)
 {
     (void)state;
     NEEDS_GPUS(2);
+    run_well("one_is_full", test_ranks(), true);
+}
+
+static void one_rank_dies(bool windows)
+{
     struct run run;
     char expected[64];
-    run_role(&run, "one_dies", test_ranks());
+    run_role(&run, "one_dies", test_ranks(), windows);
+    assert_true(run.ms < TIMEOUT_MS / 2);
     assert_int_equal(run.exit_code, 128 + SIGKILL);
     snprintf(expected, sizeof expected, "rank %d closed its connection", run.ranks - 1);
     for (int r = 0; r < run.ranks - 1; r++)
@@ -402,12 +443,20 @@ static void b86_a_dead_rank_ends_the_waits_of_the_others(void **state)
     scratch_remove(&run.scratch);
 }
 
+static void b86_a_dead_rank_ends_the_waits_of_the_others(void **state)
+{
+    (void)state;
+    NEEDS_GPUS(2);
+    one_rank_dies(false);
+    one_rank_dies(true);
+}
+
 static void b86_a_cause_reaches_ranks_that_wait_for_the_gpu(void **state)
 {
     (void)state;
     NEEDS_GPUS(2);
     struct run run;
-    run_role(&run, "one_aborts", test_ranks());
+    run_role(&run, "one_aborts", test_ranks(), true);
     assert_int_not_equal(run.exit_code, 0);
     for (int r = 0; r < run.ranks; r++)
         assert_said(&run, r, "the disk is full");
@@ -420,7 +469,7 @@ static void a_silent_rank_is_a_time_out_that_says_what_was_waited_for(void **sta
     (void)state;
     NEEDS_GPUS(2);
     struct run run;
-    run_role(&run, "silent", test_ranks());
+    run_role(&run, "silent", test_ranks(), true);
     assert_int_not_equal(run.exit_code, 0);
     for (int r = 0; r < run.ranks; r++) {
         assert_said(&run, r, "gather 41");
@@ -439,6 +488,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(reduce_scatter_sums_into_the_owner),
         cmocka_unit_test(broadcast_exchange_barrier_and_agree_work),
         cmocka_unit_test(captured_collectives_replay_without_new_memory),
+        cmocka_unit_test(where_one_rank_has_no_window_none_has),
         cmocka_unit_test(b86_a_dead_rank_ends_the_waits_of_the_others),
         cmocka_unit_test(b86_a_cause_reaches_ranks_that_wait_for_the_gpu),
         cmocka_unit_test(a_silent_rank_is_a_time_out_that_says_what_was_waited_for),

@@ -274,7 +274,7 @@ class Check:
         if card is None:
             self.row(claim, "FAIL", "summary.json has no card_bytes", run.tail(15))
             return
-        parts = ("context", "library", "communicator", "arena", "set_up", "graphs", "first_steps",
+        parts = ("context", "library", "communicator", "arena", "windows", "set_up", "graphs", "first_steps",
                  "later")
         arena = run.summary["bytes_per_rank"]["arena"]
         off = card["all"] - sum(card[p] for p in parts)  # below 0: given back on the way

@@ -119,6 +119,9 @@ const struct config_field config_fields[] = {
         train, gemm_plan, "auto",
         "On CUDA: folder with measured algorithms of matrix products, a file a kind of card; auto: "
         "in the user's cache folder; off: the library's choice, nothing is measured."),
+    BOOL(train, windows, true,
+         "NCCL's symmetric windows for collectives, where all ranks can; changes the order of "
+         "sums."),
     INT(train, max_unit_numel, 16777216, 128, INT64_C(1) << 40,
         "Tables with more elements than this are split into several units."),
     INT(train, threads, 0, 0, 4096,

@@ -1,5 +1,7 @@
 #include "engine/device/device.h"
 
+#include <time.h>
+
 #include "engine/base/arena.h"
 
 #ifndef TESSERA_CUDA
@@ -42,8 +44,19 @@ void device_close(struct device **device)
 {
     struct device *d = *device;
     *device = NULL;
-    if (d)
+    if (d && !d->lost)
         d->ops->close(d);
+}
+
+void device_settle(struct device *device)
+{
+    enum { PAUSES = 1500, PAUSE_NS = 2 * 1000 * 1000 };
+    for (int i = 0; i < PAUSES && !device->lost; i++) {
+        if (device->ops->idle(device))
+            return;
+        nanosleep(&(struct timespec){.tv_nsec = PAUSE_NS}, NULL);
+    }
+    device->lost = true;
 }
 
 enum status device_alloc(struct device *device, void **out, size_t bytes)
@@ -55,7 +68,7 @@ void device_free(struct device *device, void **memory)
 {
     void *m = *memory;
     *memory = NULL;
-    if (m)
+    if (m && !device->lost)
         device->ops->free(device, m);
 }
 
@@ -68,7 +81,7 @@ void device_free_host(struct device *device, void **memory)
 {
     void *m = *memory;
     *memory = NULL;
-    if (m)
+    if (m && !device->lost)
         device->ops->free_host(device, m);
 }
 
@@ -79,7 +92,7 @@ enum status event_open(struct device *device, struct event *e)
 
 void event_close(struct event *e)
 {
-    if (e->device)
+    if (e->device && !e->device->lost)
         e->device->ops->event_close(e);
     *e = (struct event){0};
 }
@@ -148,7 +161,7 @@ enum status device_timer_open(struct device *device, struct device_timer *t)
 
 void device_timer_close(struct device_timer *t)
 {
-    if (t->device)
+    if (t->device && !t->device->lost)
         t->device->ops->timer_close(t);
     *t = (struct device_timer){0};
 }
@@ -187,6 +200,7 @@ void graph_close(struct graph **g)
     *g = NULL;
     if (graph) { /* its first member is its device, whichever the backend */
         struct device *device = *(struct device **)(void *)graph;
-        device->ops->graph_close(graph);
+        if (!device->lost)
+            device->ops->graph_close(graph);
     }
 }

@@ -76,6 +76,7 @@ struct device_ops {
     enum status (*stream_wait)(struct stream *s, struct event *e);
     enum status (*event_wait)(struct event *e); /* the host waits */
     enum status (*stream_sync)(struct stream *s);
+    bool (*idle)(struct device *device);
     enum status (*copy)(struct stream *s, void *out, const void *in, size_t bytes);
     enum status (*fill)(struct stream *s, void *out, int byte, size_t bytes);
     enum status (*capture_begin)(struct stream *s);
@@ -100,6 +101,7 @@ struct device {
     struct workers *workers; /* owned; those threads (workers.h); NULL: one thread, or CUDA */
     bool fixed_rows;   /* tensors have the length class's rows, not the batch's (CUDA graphs) */
     bool asynchronous; /* issuing returns before the work is done */
+    bool lost;         /* see device_settle() */
     char name[128];    /* "NVIDIA H100 80GB HBM3", "AMD EPYC 7B13, OpenBLAS Haswell" */
     char bus_id[32];   /* of the card, "0000:3b:00.0"; "" on the CPU */
     struct stream streams[STREAM_COUNT];
@@ -132,6 +134,15 @@ void device_close(struct device **device);
 
 /** device_cuda_count() - visible GPUs; 0 without CUDA. Creates no context. */
 int device_cuda_count(void);
+
+/**
+ * device_settle() - before memory is given back: wait until all streams are idle, for 3 s at most.
+ *
+ * After a failure a kernel may wait for a rank that is gone, and nothing can end it but the end of
+ * the process. Then device->lost is set: what would wait for the device (freeing and closing) does
+ * nothing from now on, and the process should end soon, by _Exit().
+ */
+void device_settle(struct device *device);
 
 /* The calls below go straight to the table; all are asynchronous but for the waits. */
 MUST_CHECK enum status device_alloc(struct device *device, void **out, size_t bytes);

@@ -177,6 +177,12 @@ static void close_device(struct device *device)
     mem_free(&device);
 }
 
+static bool always_idle(struct device *device)
+{
+    (void)device;
+    return true;
+}
+
 static const struct device_ops device_ops_cpu = {
     .name = "cpu",
     .close = close_device,
@@ -192,6 +198,7 @@ static const struct device_ops device_ops_cpu = {
     .stream_wait = wait_on_stream,
     .event_wait = wait_on_host,
     .stream_sync = stream_nothing,
+    .idle = always_idle,
     .copy = copy,
     .fill = fill,
     .capture_begin = capture_begin,

@@ -194,6 +194,15 @@ static enum status sync(struct stream *s)
     return host_wait_end(error, s->device);
 }
 
+/* A failed stream is idle too: nothing of it goes on. */
+static bool idle(struct device *device)
+{
+    for (int i = 0; i < STREAM_COUNT; i++)
+        if (cudaStreamQuery(stream_of(&device->streams[i])) == cudaErrorNotReady)
+            return false;
+    return true;
+}
+
 static enum status copy(struct stream *s, void *out, const void *in, size_t bytes)
 {
     if (bytes == 0)
@@ -327,6 +336,7 @@ static const struct device_ops cuda_ops = {
     .stream_wait = wait_on_stream,
     .event_wait = wait_on_host,
     .stream_sync = sync,
+    .idle = idle,
     .copy = copy,
     .fill = fill,
     .capture_begin = capture_begin,

@@ -608,7 +608,7 @@ static enum status open_memory(struct executor *ex, const struct account *accoun
     struct stream *s = &ex->device->streams[STREAM_COMPUTE];
     if (!ex->options.heap) {
         ex->arena_bytes = account->arena_bytes;
-        TRY(device_alloc(ex->device, (void **)&ex->arena, account->arena_bytes));
+        TRY(comm_memory_open(ex->comm, ex->device, (void **)&ex->arena, account->arena_bytes));
         /* m and v start at zero; anything else that is read unwritten must show. */
         TRY(device_fill(s, ex->arena, 0xFF, account->arena_bytes));
     }
@@ -688,6 +688,6 @@ void executor_close(struct executor *ex)
         device_free(ex->device, &ex->shared[i]);
     mem_free(&ex->shared);
     mem_free(&ex->ranges);
-    device_free(ex->device, (void **)&ex->arena);
+    comm_memory_close(ex->comm, ex->device, (void **)&ex->arena);
     memset(ex, 0, sizeof *ex);
 }

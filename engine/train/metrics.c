@@ -216,9 +216,10 @@ enum status metrics_finish(struct metrics *m, const struct account *account, int
         record_put(
             &rec,
             ",\"card_bytes\":{\"context\":%zu,\"library\":%zu,\"communicator\":%zu,\"arena\":%zu,"
-            "\"set_up\":%zu,\"graphs\":%zu,\"first_steps\":%zu,\"later\":%zu,\"all\":%zu}",
-            m->card.context, m->card.library, m->card.communicator, m->card.arena, m->card.set_up,
-            m->card.graphs, m->card.first_steps, m->card.later, m->card.all);
+            "\"windows\":%zu,\"set_up\":%zu,\"graphs\":%zu,\"first_steps\":%zu,\"later\":%zu,"
+            "\"all\":%zu}",
+            m->card.context, m->card.library, m->card.communicator, m->card.arena, m->card.windows,
+            m->card.set_up, m->card.graphs, m->card.first_steps, m->card.later, m->card.all);
     if (m->has_eval) {
         record_put(&rec, ",\"evaluation\":{");
         record_score(&rec, &m->last_eval, m->config->data.version_2);

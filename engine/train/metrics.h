@@ -34,6 +34,7 @@ struct card_memory {
     size_t library;      /* of engine/ops */
     size_t communicator; /* NCCL */
     size_t arena;        /* the account's arena_bytes, in granules */
+    size_t windows;      /* registering the arena with NCCL (comm/nccl.h) */
     size_t set_up;       /* rehearsal, weights: kernels that are loaded when first used */
     size_t graphs;       /* captured steps, and the kernels in them */
     size_t first_steps;  /* up to the end of step 2 */

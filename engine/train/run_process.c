@@ -1,9 +1,11 @@
 #include <sched.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "comm/rendezvous.h"
+#include "comm/skip.h"
 #include "engine/base/log.h"
 #include "engine/train/run.h"
 #ifdef TESSERA_CUDA
@@ -47,7 +49,7 @@ static enum status open_gpu(struct process *p, const struct run_config *config,
     TRY(device_open(&p->device, DEVICE_CUDA, config->train.precision, index,
                     run_threads(config, local)));
     return nccl_comm_open(&p->comm, p->device, launch->rank, launch->world_size, p->rendezvous,
-                          config->train.timeout_s * 1000);
+                          config->train.timeout_s * 1000, config->train.windows);
 }
 
 #else
@@ -125,6 +127,12 @@ static void end_process(struct process *p, enum status st)
         comm_abort(p->comm, status_message());
     else if (failed && p->rendezvous != NULL)
         rendezvous_abort(p->rendezvous, status_message());
+    if (failed && p->device != NULL)
+        device_settle(p->device);
+    if (failed && p->device != NULL && p->device->lost) {
+        log_error("tessera", "%.*s", (int)strcspn(status_message(), "\n"), status_message());
+        _Exit(EXIT_FAILURE); /* exit() would wait for the device */
+    }
     comm_close(&p->comm);
     rendezvous_close(&p->rendezvous);
     device_close(&p->device);
@@ -142,6 +150,8 @@ enum status run_process(const struct run_config *config, const struct launch *la
     TRY_GOTO(st, out,
              config->train.comm == COMM_MPI ? open_cpu(&p, config, launch)
                                             : open_gpu(&p, config, launch));
+    if (getenv("TESSERA_SKIP_COLLECTIVES") != NULL)
+        TRY_GOTO(st, out, skip_open(&p.comm));
     if (options->wrap_comm != NULL)
         TRY_GOTO(st, out, options->wrap_comm(options->context, &p.comm));
     TRY_GOTO(st, out, run_data_load(&data, config, config->train.steps != 0));

@@ -132,10 +132,22 @@ static void log_card(const struct card_memory *m)
     if (m->all > 0)
         log_info("train",
                  "memory of the card in MiB: context %.0f, libraries %.0f, communicator %.0f, "
-                 "arena %.0f, rehearsal and weights %.0f, graphs %.0f, all %.0f",
+                 "arena %.0f, windows %.0f, rehearsal and weights %.0f, graphs %.0f, all %.0f",
                  (double)m->context / mib, (double)m->library / mib, (double)m->communicator / mib,
-                 (double)m->arena / mib, (double)m->set_up / mib, (double)m->graphs / mib,
-                 (double)m->all / mib);
+                 (double)m->arena / mib, (double)m->windows / mib, (double)m->set_up / mib,
+                 (double)m->graphs / mib, (double)m->all / mib);
+}
+
+/* Of what came with the arena, the part that its registration took. */
+static void name_windows(struct trainer *t)
+{
+    size_t windows = t->comm->window_bytes;
+    if (windows > t->card.arena)
+        windows = t->card.arena;
+    t->card.arena -= windows;
+    t->card.windows = windows;
+    if (t->comm->memory_text[0] != '\0')
+        log_info("train", "%s", t->comm->memory_text);
 }
 
 /* The state of a checkpoint, the weights of one or of a model's folder, or random ones. */
@@ -169,6 +181,7 @@ enum status trainer_open(struct trainer *t, const struct run_config *config,
     TRY(executor_open(&t->executor, device, comm, &t->setup.model, &t->setup.layout, &t->plan,
                       &t->account, &hyper, options));
     TRY(card_grown(t, &t->card.arena));
+    name_windows(t);
     TRY(open_slots(t));
     TRY(evaluator_open(&t->evaluator, t));
     if (device->fixed_rows)
@@ -191,6 +204,7 @@ void trainer_close(struct trainer *t)
 {
     if (t->device == NULL)
         return;
+    device_settle(t->device);
     for (int i = 0; i < STEP_SLOTS; i++) {
         struct step_slot *slot = &t->slots[i];
         if (slot->result != NULL)
