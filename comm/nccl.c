@@ -257,13 +257,13 @@ static enum status async_error(struct nccl_comm *n, char *cause, size_t bytes)
 
 static void describe_wait(const struct nccl_comm *n, char *out, size_t bytes)
 {
-    static const char *const streams[] = {"compute", "gather", "reduce", "copy"};
+    static const char *const streams[] = {"compute", "gather", "reduce", "update", "copy"};
     const struct device *d = n->device;
     int used = snprintf(out, bytes,
                         "the GPU did not come to the end of what it has to do in %.1f s; marks "
                         "passed:",
                         (double)n->base.timeout_ms / 1000.0);
-    for (int s = 0; s <= STREAM_REDUCE; s++) { /* nothing marks the copy stream */
+    for (int s = 0; s <= STREAM_REDUCE; s++) { /* nothing marks the others */
         char name[128];
         uint32_t mark = device_progress(d, (enum stream_id)s);
         if (d->name_mark != NULL)

@@ -132,7 +132,7 @@ def draw_legend(svg):
 
 
 def draw_streams(svg, instrs, y):
-    for stream in ("compute", "gather", "reduce"):
+    for stream in ("compute", "gather", "reduce", "update"):
         svg.text(LEFT - 8, y + 16, f"{stream} stream", "end")
         for i, instr in enumerate(instrs):
             if instr["stream"] != stream:

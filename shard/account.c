@@ -45,8 +45,9 @@ static bool lives_meet(const struct buffer *a, const struct buffer *b)
 enum order { BY_BYTES, BY_AREA, BY_START, ORDERS };
 
 enum {
-    ATTEMPTS = 24,    /* an order is tried, each time with what was highest put first */
-    GOOD_ENOUGH = 200 /* stop at a packing loss of 1 / 200 */
+    LATE_MAY_COST = 100, /* late updates may need 1 / 100 more memory */
+    ATTEMPTS = 24,      /* an order is tried, each time with what was highest put first */
+    GOOD_ENOUGH = 200   /* stop at a packing loss of 1 / 200 */
 };
 
 struct entry {
@@ -228,12 +229,14 @@ static void note_peaks(struct account *account, const struct program *p)
     }
 }
 
-enum status plan_build(struct plan *plan, struct account *account, const struct program_spec *spec)
+static enum status build(struct plan *plan, struct account *account,
+                         const struct program_spec *spec)
 {
     static const enum program_kind order[PROGRAM_KINDS] = {PROGRAM_STEP, PROGRAM_PROLOGUE,
                                                            PROGRAM_FLUSH, PROGRAM_EVALUATE};
     enum status st = ST_OK;
     memset(account, 0, sizeof *account);
+    plan->late = spec->update != UPDATE_EARLY;
     for (int k = 0; k < PROGRAM_KINDS; k++)
         TRY_GOTO(st, out, program_build(&plan->programs[k], (enum program_kind)k, spec));
     account->persistent_bytes = place_persistent(plan);
@@ -256,6 +259,22 @@ out:
     if (st != ST_OK)
         plan_release(plan);
     return st;
+}
+
+enum status plan_build(struct plan *plan, struct account *account, const struct program_spec *spec)
+{
+    struct program_spec chosen = *spec;
+    struct account early;
+    if (spec->update != UPDATE_AUTO)
+        return build(plan, account, spec);
+    chosen.update = UPDATE_EARLY;
+    TRY(build(plan, &early, &chosen));
+    chosen.update = UPDATE_LATE;
+    TRY(build(plan, account, &chosen));
+    if (account->arena_bytes <= early.arena_bytes + early.arena_bytes / LATE_MAY_COST)
+        return ST_OK;
+    chosen.update = UPDATE_EARLY;
+    return build(plan, account, &chosen);
 }
 
 void plan_release(struct plan *plan)

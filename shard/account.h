@@ -29,6 +29,7 @@ C_BEGIN
 /* The programs of one run, and what they need together. */
 struct plan {
     struct program programs[PROGRAM_KINDS];
+    bool late; /* an update is due after each step, until FLUSH */
 };
 
 struct account {
@@ -41,7 +42,10 @@ struct account {
     size_t own_max[CATEGORY_COUNT]; /* each category's own maximum, at whatever instruction */
 };
 
-/** plan_build() - all programs of a run, placed and linked. Errors as program_build(). */
+/**
+ * plan_build() - all programs of a run, placed and linked. With UPDATE_AUTO updates are late unless
+ * the arena then is more than 1% larger. Errors as program_build().
+ */
 MUST_CHECK enum status plan_build(struct plan *plan, struct account *account,
                                   const struct program_spec *spec);
 void plan_release(struct plan *plan);

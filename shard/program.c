@@ -30,10 +30,12 @@ static void find_intervals(struct program *p, int unit_count)
     for (int i = 0; i < p->instr_count; i++) {
         for (int k = 0; k < p->instrs[i].operand_count; k++) {
             struct buffer *buf = &p->buffers[p->instrs[i].operands[k].buffer];
-            bool refills = buf->carried && p->instrs[i].op == OP_GATHER;
-            if (buf->first < 0 || refills)
+            /* A carried buffer's life begins anew where it is overwritten for the next turn. */
+            bool refilled = buf->carried && buf->first >= 0;
+            bool refills = buf->carried && p->instrs[i].operands[k].access == ACCESS_WRITE;
+            if (buf->first < 0 && (refills || !buf->carried))
                 buf->first = i;
-            if (!refills)
+            if (!refills && !refilled)
                 buf->last = i;
         }
     }
@@ -43,6 +45,9 @@ static void find_intervals(struct program *p, int unit_count)
             buf->first = 0;
             buf->last = last;
         } else if (buf->carried && p->kind == PROGRAM_PROLOGUE) {
+            buf->last = last;
+        } else if (buf->carried && p->kind == PROGRAM_FLUSH && buf->last >= 0) {
+            buf->first = 0; /* and they all end behind the program */
             buf->last = last;
         } else if (!buf->carried && buf->first >= 0) {
             buf->last = hold(p, buf->last, unit_count / 2);
@@ -113,6 +118,7 @@ enum status program_build(struct program *p, enum program_kind kind,
         .spec = spec,
         .params_sharded = spec->zero_stage == 3,
         .state_sharded = spec->zero_stage >= 1,
+        .late = spec->update != UPDATE_EARLY,
         .per_micro_batch =
             program_reduce_policy(spec->reduce, spec->zero_stage) == REDUCE_PER_MICRO_BATCH,
     };
@@ -123,7 +129,7 @@ enum status program_build(struct program *p, enum program_kind kind,
     TRY_GOTO(st, out, builder_init(&b, max_items));
     builder_list_shared(&b);
     builder_count_carried(&b, items);
-    builder_list_carried(&b, b.groups, b.carried_count);
+    builder_list_carried(&b);
     p->shared_count = p->buffer_count;
     int count = builder_list_items(&b, items);
     if (kind == PROGRAM_EVALUATE) {
@@ -135,8 +141,9 @@ enum status program_build(struct program *p, enum program_kind kind,
             builder_list_groups(&b, items, count);
         builder_step(&b, items, count);
     } else if (kind == PROGRAM_PROLOGUE) {
-        for (int u = 0; u < spec->unit_count; u++)
-            builder_gather_carried(&b, u);
+        builder_prologue(&b);
+    } else {
+        builder_flush(&b);
     }
     TRY_GOTO(st, out, b.st);
     find_intervals(p, spec->unit_count);

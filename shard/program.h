@@ -20,10 +20,21 @@
  * ended, or half of the next FORWARD (at most one more unit's gradient): taken at once, its memory
  * would make that BACKWARD wait for the REDUCE, and nothing would overlap.
  *
- * A program is one turn of a loop. live_in and live_out (buffers carried from turn to turn, the
- * parameters gathered ahead for the first units) are equal; PROLOGUE makes them, FLUSH ends them,
- * and these two surround evaluations and saves. EVALUATE runs one micro-batch forward in the same
- * arena. All streams join at the end of a turn.
+ * A program is one turn of a loop. live_in and live_out (buffers carried from turn to turn) are
+ * equal; PROLOGUE makes them, FLUSH ends them, and these two surround evaluations and saves.
+ * EVALUATE runs one micro-batch forward in the same arena. All streams join at the end of a turn.
+ *
+ * UPDATE is late or early. Late, a turn begins with the updates of the turn before, each just ahead
+ * of its unit's FORWARD, on a stream of their own; the reduced gradients are carried, and at stages
+ * 1 and 2 the GATHERs of new parameters hide behind FORWARDs too. PROLOGUE says that no update is
+ * due, FLUSH does those that are. Early, updates stand at the end of the turn that made the
+ * gradients; carried are the parameters that stage 3 gathers ahead for the first units.
+ *
+ *     late    UPDATE 0, 1 | FORWARD 0 | UPDATE 2 | FORWARD 1 | ...      ... | BACKWARD 0 | AGREE
+ *     early   FORWARD 0 | FORWARD 1 | ...             ... | BACKWARD 0 | AGREE | UPDATE 0, 1, 2, ...
+ *
+ * NORM of a unit follows its REDUCE by one BACKWARD, on the update stream: at the end of the turn
+ * only the last unit's is left before AGREE.
  *
  * The first `shared_count` buffers are the same in all programs of a run (same index): state that
  * lives on, and the carried ones.
@@ -52,7 +63,7 @@ enum program_kind {
 };
 
 /* Streams an instruction is issued on; the same numbers as enum stream_id of the device. */
-enum program_stream { ON_COMPUTE, ON_GATHER, ON_REDUCE, PROGRAM_STREAMS };
+enum program_stream { ON_COMPUTE, ON_GATHER, ON_REDUCE, ON_UPDATE, PROGRAM_STREAMS };
 
 enum program_op {
     OP_BEGIN,      /* empty the step report */
@@ -65,6 +76,7 @@ enum program_op {
     OP_NORM,       /* squared norm of this rank's gradient shard of a unit, into the report */
     OP_AGREE,      /* all-gather the step report, decide */
     OP_UPDATE,     /* AdamW on this rank's part of a unit */
+    OP_CLEAR,      /* no update is due: the state's skip is set (unit -1), gradients are zero */
     OP_COLLECT,    /* all-gather the logits of an evaluation micro-batch */
     OP_CUT,        /* border between captured pieces of a step: all streams join */
     PROGRAM_OPS
@@ -120,7 +132,14 @@ struct operand {
 enum { INSTR_MAX_OPERANDS = 16 };
 
 /* The first shared buffers of every program. */
-enum { SHARED_BATCH, SHARED_STATE, SHARED_REPORT, SHARED_REPORTS, SHARED_WORKSPACE };
+enum {
+    SHARED_BATCH,
+    SHARED_STATE,
+    SHARED_REPORT,
+    SHARED_REPORTS,
+    SHARED_WORKSPACE,
+    SHARED_UPDATE_WORKSPACE /* of the update stream */
+};
 
 enum instr_flag {
     FLAG_ADD = 1,      /* add to the gradient; otherwise overwrite (first writer of the step) */
@@ -187,9 +206,11 @@ struct program_spec {
     int prefetch;      /* units gathered ahead of use at stage 3, >= 0 */
     bool recompute;    /* blocks keep their input only */
     enum reduce_policy reduce;
+    enum update_policy update; /* auto: plan_build() decides; late in a program on its own */
     enum dtype param_dtype; /* fp32: the parameters are the master weights */
     struct micro_bytes train, evaluate;
     size_t batch_bytes, evaluate_batch_bytes, state_bytes, report_bytes, workspace_bytes;
+    size_t update_workspace_bytes;
     size_t staging_bytes; /* memory of the communicator's own (comm/comm.h); 0: none */
 };
 

@@ -153,6 +153,8 @@ void builder_list_shared(struct builder *b)
     b->reports = builder_persistent(b, CATEGORY_BATCH, DTYPE_F64, -1,
                                     spec->report_bytes * (size_t)spec->world_size);
     b->workspace = builder_persistent(b, CATEGORY_WORKSPACE, DTYPE_F32, -1, spec->workspace_bytes);
+    b->update_workspace =
+        builder_persistent(b, CATEGORY_WORKSPACE, DTYPE_F32, -1, spec->update_workspace_bytes);
     b->p->staging = BUFFER_NONE;
     if (spec->staging_bytes > 0)
         b->p->staging =
@@ -176,17 +178,28 @@ void builder_list_shared(struct builder *b)
     }
 }
 
-/* The buffers that hold the first gathered units from turn to turn. The step program's groups
- * decide which; every program of the run lists them at the same place. */
-void builder_list_carried(struct builder *b, const struct gather_group *step_groups, int count)
+static int carried_new(struct builder *b, enum category category, enum dtype dtype, int unit,
+                       size_t bytes)
 {
-    for (int g = 0; g < count; g++) {
-        int unit = step_groups[g].unit;
-        int i = builder_buffer(b, CATEGORY_IN_FLIGHT, b->spec->param_dtype, unit, -1,
-                               builder_whole_bytes(b, unit, b->spec->param_dtype));
-        if (b->st == ST_OK)
-            b->p->buffers[i].carried = true;
-        b->groups[g].buffer = i;
+    int i = builder_buffer(b, category, dtype, unit, -1, bytes);
+    if (b->st == ST_OK)
+        b->p->buffers[i].carried = true;
+    return i;
+}
+
+/* Every program of the run lists them at the same place. */
+void builder_list_carried(struct builder *b)
+{
+    const struct program_spec *spec = b->spec;
+    for (int u = 0; b->late && u < spec->unit_count; u++)
+        if (!spec->units[u].frozen)
+            b->carried[u] = carried_new(b, CATEGORY_GRADIENTS, DTYPE_F32, u,
+                                        b->state_sharded ? builder_shard_bytes(b, u, DTYPE_F32)
+                                                         : builder_whole_bytes(b, u, DTYPE_F32));
+    for (int g = 0; g < b->carried_count; g++) {
+        int unit = b->groups[g].unit;
+        b->groups[g].buffer = carried_new(b, CATEGORY_IN_FLIGHT, spec->param_dtype, unit,
+                                          builder_whole_bytes(b, unit, spec->param_dtype));
     }
 }
 
@@ -203,8 +216,9 @@ static enum status take_ints(struct builder *b, int **out, int count)
 enum status builder_init(struct builder *b, int max_items)
 {
     const int U = b->spec->unit_count;
-    int **per_unit[] = {&b->param, &b->shard,      &b->master,      &b->adam_m, &b->adam_v,
-                        &b->grad,  &b->grad_shard, &b->last_writer, &b->saved};
+    int **per_unit[] = {&b->param,       &b->shard, &b->master,     &b->adam_m,
+                        &b->adam_v,      &b->grad,  &b->grad_shard, &b->carried,
+                        &b->last_writer, &b->saved, &b->reduced};
     for (size_t i = 0; i < sizeof per_unit / sizeof *per_unit; i++)
         TRY(take_ints(b, per_unit[i], U));
     TRY(take_ints(b, &b->act, b->spec->slot_count));
@@ -225,7 +239,7 @@ enum status builder_init(struct builder *b, int max_items)
 /* Groups of the step program decide what is carried, in whatever program is built. */
 void builder_count_carried(struct builder *b, struct item *items)
 {
-    if (!b->params_sharded || b->spec->prefetch == 0)
+    if (!b->params_sharded || b->late || b->spec->prefetch == 0)
         return;
     enum program_kind kind = b->p->kind;
     b->p->kind = PROGRAM_STEP;

@@ -34,10 +34,10 @@ struct item {
 struct builder {
     struct program *p;
     const struct program_spec *spec;
-    bool params_sharded, state_sharded, per_micro_batch;
+    bool params_sharded, state_sharded, per_micro_batch, late;
     enum status st;    /* the first failure; later calls do nothing */
     struct instr sink; /* where operands go after a failure; never read */
-    int batch, state, report, reports, workspace;
+    int batch, state, report, reports, workspace, update_workspace;
     struct pool pool;
     /* per unit */
     int *param; /* whole flat parameter, now */
@@ -45,6 +45,7 @@ struct builder {
     int *master, *adam_m, *adam_v;
     int *grad;        /* whole flat gradient, now */
     int *grad_shard;  /* reduced gradient of this rank */
+    int *carried;     /* late: where UPDATE of the next turn finds the gradient */
     int *last_writer; /* last BACKWARD item of a micro-batch that writes this gradient */
     bool *grad_begun; /* grad has a writer */
     /* per slot, of the current micro-batch */
@@ -54,6 +55,9 @@ struct builder {
     struct gather_group *groups;
     int group_count, carried_count;
     int next_gather; /* the group whose GATHER comes next */
+    int next_update; /* late: the unit whose UPDATE comes next */
+    int *reduced;    /* units in the order of their last REDUCE; the first normed_count have a NORM */
+    int reduced_count, normed_count;
 };
 
 /* ---- program_builder.c ---- */
@@ -86,17 +90,23 @@ void builder_list_groups(struct builder *b, const struct item *items, int count)
 void builder_list_shared(struct builder *b);
 /** builder_count_carried() - b->carried_count: groups carried over the end of a turn. */
 void builder_count_carried(struct builder *b, struct item *items);
-/** builder_list_carried() - the buffers that hold the first @count groups from turn to turn. */
-void builder_list_carried(struct builder *b, const struct gather_group *step_groups, int count);
+/** builder_list_carried() - the buffers that live from turn to turn: reduced gradients (late), or
+ * the first groups. */
+void builder_list_carried(struct builder *b);
 
 /* ---- program_emit.c, program_update.c ---- */
 
 void builder_gather(struct builder *b, int unit, int buffer);
 void builder_step(struct builder *b, const struct item *items, int count);
 void builder_evaluate(struct builder *b, const struct item *items, int count);
-/** builder_gather_carried() - gather a unit ahead for the next turn, if it is one of its first. */
-void builder_gather_carried(struct builder *b, int unit);
-void builder_optimizer(struct builder *b);
+/** builder_norms() - NORM of all units that have been reduced and have none. */
+void builder_norms(struct builder *b);
+/** builder_agree() - AGREE and, early, the updates behind it. */
+void builder_agree(struct builder *b);
+/** builder_update_through() - late: UPDATE, and GATHER at stages 1 and 2, up to this unit. */
+void builder_update_through(struct builder *b, int unit);
+void builder_prologue(struct builder *b);
+void builder_flush(struct builder *b);
 
 C_END
 

@@ -14,15 +14,21 @@ static void gather_through(struct builder *b, int through)
 {
     for (; b->next_gather <= through && b->next_gather < b->group_count; b->next_gather++) {
         struct gather_group *g = &b->groups[b->next_gather];
+        if (b->p->kind == PROGRAM_STEP)
+            builder_update_through(b, g->unit);
         g->buffer = builder_buffer(b, CATEGORY_IN_FLIGHT, b->spec->param_dtype, g->unit, -1,
                                    builder_whole_bytes(b, g->unit, b->spec->param_dtype));
         builder_gather(b, g->unit, g->buffer);
     }
 }
 
-/* Before item @index: gather ahead, and point param[] at the buffers that this item reads. */
-static void enter_item(struct builder *b, int index)
+/* Before item @index: update and gather ahead, and point param[] at the buffers that it reads. */
+static void enter_item(struct builder *b, int index, int unit)
 {
+    if (b->p->kind == PROGRAM_STEP && !b->params_sharded) {
+        builder_update_through(b, unit + b->spec->prefetch);
+        builder_update_through(b, b->spec->units[unit].tied);
+    }
     if (!b->params_sharded)
         return;
     for (int g = 0; g < b->group_count; g++)
@@ -86,6 +92,12 @@ static void emit_forward(struct builder *b, struct item it)
         operand_add(in, ROLE_REPORT, ACCESS_READ_WRITE, b->report);
 }
 
+/* Micro-batches are reduced one by one, and their shards added up. */
+static bool accumulates_shards(const struct builder *b)
+{
+    return b->per_micro_batch && b->spec->micro_batches > 1;
+}
+
 /* The gradient buffer that a BACKWARD of @unit writes, and whether it adds. */
 static unsigned begin_grad(struct builder *b, int unit, int micro_batch, unsigned add_flag)
 {
@@ -93,11 +105,15 @@ static unsigned begin_grad(struct builder *b, int unit, int micro_batch, unsigne
         return 0;
     if (b->grad_begun[unit])
         return add_flag;
+    b->grad_begun[unit] = true;
+    if (b->late && b->spec->zero_stage == 0 && !accumulates_shards(b)) {
+        b->grad[unit] = b->carried[unit];
+        return 0;
+    }
     bool partitioned = b->spec->zero_stage >= 2;
     b->grad[unit] = builder_buffer(b, partitioned ? CATEGORY_IN_FLIGHT : CATEGORY_GRADIENTS,
                                    DTYPE_F32, unit, b->per_micro_batch ? micro_batch : -1,
                                    builder_whole_bytes(b, unit, DTYPE_F32));
-    b->grad_begun[unit] = true;
     return 0;
 }
 
@@ -154,12 +170,13 @@ static void emit_reduce(struct builder *b, int unit, int micro_batch, struct pen
     const struct program_spec *spec = b->spec;
     bool last = micro_batch == spec->micro_batches - 1;
     bool whole = spec->zero_stage == 0;
-    bool accumulates = b->per_micro_batch && spec->micro_batches > 1;
     int temp = BUFFER_NONE;
     bool first = b->grad_shard[unit] == BUFFER_NONE;
     /* One REDUCE a step at stage 0: into this rank's slice of the gradient itself. */
-    bool in_place = whole && !accumulates;
-    if (first && !in_place)
+    bool in_place = whole && !accumulates_shards(b);
+    if (first && !whole && b->late)
+        b->grad_shard[unit] = b->carried[unit];
+    else if (first && !in_place)
         b->grad_shard[unit] = builder_buffer(b, CATEGORY_GRADIENTS, DTYPE_F32, unit, -1,
                                              builder_shard_bytes(b, unit, DTYPE_F32));
     if (!first)
@@ -168,18 +185,22 @@ static void emit_reduce(struct builder *b, int unit, int micro_batch, struct pen
     /* The sum of the REDUCE before is added only now, a BACKWARD later, so that nobody waits for it
      * early; and before the next REDUCE, so that who waits for an ACCUMULATE has all before it. */
     emit_accumulate(b, pending);
+    builder_norms(b);
     struct instr *in = builder_emit(b, OP_REDUCE, ON_REDUCE, unit, micro_batch, 0);
     operand_add(in, ROLE_GRAD, in_place ? ACCESS_READ_WRITE : ACCESS_READ, b->grad[unit]);
     operand_add_slice(in, ROLE_REDUCED, ACCESS_WRITE,
                       in_place ? b->grad[unit] : (first ? b->grad_shard[unit] : temp), in_place);
     if (!first)
         *pending = (struct pending_sum){unit, temp, micro_batch};
+    if (last)
+        b->reduced[b->reduced_count++] = unit;
     if (!whole || !last)
         return;
-    if (accumulates) {
+    if (!in_place) {
         emit_accumulate(b, pending);
-        b->grad[unit] = builder_buffer(b, CATEGORY_GRADIENTS, DTYPE_F32, unit, -1,
-                                       builder_whole_bytes(b, unit, DTYPE_F32));
+        b->grad[unit] = b->late ? b->carried[unit]
+                                : builder_buffer(b, CATEGORY_GRADIENTS, DTYPE_F32, unit, -1,
+                                                 builder_whole_bytes(b, unit, DTYPE_F32));
     }
     in = builder_emit(b, OP_GATHER, ON_REDUCE, unit, -1, FLAG_GRADIENT);
     operand_add_slice(in, ROLE_GRAD_SHARD, ACCESS_READ,
@@ -209,7 +230,7 @@ void builder_step(struct builder *b, const struct item *items, int count)
         if (it.op == OP_FORWARD && it.unit == 0)
             for (int s = 0; s < spec->slot_count; s++)
                 b->act[s] = b->dact[s] = BUFFER_NONE;
-        enter_item(b, i);
+        enter_item(b, i, it.unit);
         if (it.op != OP_BACKWARD) {
             emit_forward(b, it);
             continue;
@@ -224,8 +245,10 @@ void builder_step(struct builder *b, const struct item *items, int count)
         }
     }
     emit_accumulate(b, &pending);
-    emit_cut(b);
-    builder_optimizer(b);
+    builder_norms(b);
+    if (!b->late)
+        emit_cut(b);
+    builder_agree(b);
 }
 
 void builder_evaluate(struct builder *b, const struct item *items, int count)
@@ -237,7 +260,7 @@ void builder_evaluate(struct builder *b, const struct item *items, int count)
     for (int s = 0; s < spec->slot_count; s++)
         b->act[s] = BUFFER_NONE;
     for (int i = 0; i < count; i++) {
-        enter_item(b, i);
+        enter_item(b, i, items[i].unit);
         emit_forward(b, items[i]);
     }
     size_t logits = spec->evaluate.slots[spec->slot_count - 1];

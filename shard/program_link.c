@@ -78,15 +78,15 @@ enum status program_link(struct program *p, bool placed)
 
 const char *program_op_name(enum program_op op)
 {
-    static const char *const names[PROGRAM_OPS] = {"BEGIN",    "GATHER", "FORWARD",    "RECOMPUTE",
-                                                   "BACKWARD", "REDUCE", "ACCUMULATE", "NORM",
-                                                   "AGREE",    "UPDATE", "COLLECT",    "CUT"};
+    static const char *const names[PROGRAM_OPS] = {
+        "BEGIN", "GATHER", "FORWARD", "RECOMPUTE", "BACKWARD", "REDUCE", "ACCUMULATE",
+        "NORM",  "AGREE",  "UPDATE",  "CLEAR",     "COLLECT",  "CUT"};
     return names[op];
 }
 
 const char *program_stream_name(enum program_stream stream)
 {
-    static const char *const names[PROGRAM_STREAMS] = {"compute", "gather", "reduce"};
+    static const char *const names[PROGRAM_STREAMS] = {"compute", "gather", "reduce", "update"};
     return names[stream];
 }
 

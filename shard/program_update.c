@@ -9,15 +9,23 @@ static void add_reduced(struct builder *b, struct instr *in, int unit)
         operand_add(in, ROLE_GRAD_SHARD, ACCESS_READ, b->grad_shard[unit]);
 }
 
-static void emit_update(struct builder *b, int unit)
+void builder_norms(struct builder *b)
+{
+    for (; b->normed_count < b->reduced_count; b->normed_count++) {
+        int unit = b->reduced[b->normed_count];
+        struct instr *in = builder_emit(b, OP_NORM, ON_UPDATE, unit, -1, 0);
+        add_reduced(b, in, unit);
+        operand_add(in, ROLE_REPORT, ACCESS_READ_WRITE, b->report);
+        operand_add(in, ROLE_WORKSPACE, ACCESS_READ_WRITE, b->update_workspace);
+    }
+}
+
+/* @grad: the reduced gradient, whole at stage 0. */
+static void emit_update(struct builder *b, int unit, int grad)
 {
     const struct program_spec *spec = b->spec;
-    bool replicated_state = !b->state_sharded;
-    struct instr *in = builder_emit(b, OP_UPDATE, ON_COMPUTE, unit, -1, 0);
-    if (replicated_state)
-        operand_add(in, ROLE_GRAD, ACCESS_READ, b->grad[unit]);
-    else
-        add_reduced(b, in, unit);
+    struct instr *in = builder_emit(b, OP_UPDATE, ON_UPDATE, unit, -1, 0);
+    operand_add(in, b->state_sharded ? ROLE_GRAD_SHARD : ROLE_GRAD, ACCESS_READ, grad);
     if (b->params_sharded)
         operand_add(in, ROLE_SHARD, ACCESS_READ_WRITE, b->shard[unit]);
     else
@@ -33,33 +41,51 @@ static void emit_update(struct builder *b, int unit)
     }
 }
 
+void builder_update_through(struct builder *b, int unit)
+{
+    if (!b->late)
+        return;
+    for (; b->next_update <= unit && b->next_update < b->spec->unit_count; b->next_update++)
+        if (!b->spec->units[b->next_update].frozen)
+            emit_update(b, b->next_update, b->carried[b->next_update]);
+}
+
 /* Gather ahead for the next turn, if the unit is one of the first that it uses. */
-void builder_gather_carried(struct builder *b, int unit)
+static void gather_carried(struct builder *b, int unit)
 {
     for (int g = 0; g < b->carried_count; g++)
         if (b->groups[g].unit == unit)
             builder_gather(b, unit, b->groups[g].buffer);
 }
 
-/* A trained unit has its turn in the optimizer step; a frozen one none. */
-void builder_optimizer(struct builder *b)
+void builder_agree(struct builder *b)
 {
-    const int U = b->spec->unit_count;
-    for (int u = U - 1; u >= 0; u--) {
-        if (b->spec->units[u].frozen)
-            continue;
-        struct instr *in = builder_emit(b, OP_NORM, ON_COMPUTE, u, -1, 0);
-        add_reduced(b, in, u);
-        operand_add(in, ROLE_REPORT, ACCESS_READ_WRITE, b->report);
-        operand_add(in, ROLE_WORKSPACE, ACCESS_READ_WRITE, b->workspace);
-    }
     struct instr *in = builder_emit(b, OP_AGREE, ON_COMPUTE, -1, -1, 0);
     operand_add(in, ROLE_REPORT, ACCESS_READ, b->report);
     operand_add(in, ROLE_REPORTS, ACCESS_WRITE, b->reports);
     operand_add(in, ROLE_STATE, ACCESS_READ_WRITE, b->state);
-    for (int u = 0; u < U; u++) {
+    for (int u = 0; !b->late && u < b->spec->unit_count; u++) {
         if (!b->spec->units[u].frozen)
-            emit_update(b, u);
-        builder_gather_carried(b, u);
+            emit_update(b, u, b->state_sharded ? b->grad_shard[u] : b->grad[u]);
+        gather_carried(b, u);
     }
+}
+
+/* Late: the first turn begins with updates too, so that all turns are one program. */
+void builder_prologue(struct builder *b)
+{
+    if (b->late)
+        operand_add(builder_emit(b, OP_CLEAR, ON_COMPUTE, -1, -1, 0), ROLE_STATE, ACCESS_READ_WRITE,
+                    b->state);
+    for (int u = 0; u < b->spec->unit_count; u++) {
+        if (b->carried[u] != BUFFER_NONE)
+            operand_add(builder_emit(b, OP_CLEAR, ON_COMPUTE, u, -1, 0), ROLE_GRAD, ACCESS_WRITE,
+                        b->carried[u]);
+        gather_carried(b, u);
+    }
+}
+
+void builder_flush(struct builder *b)
+{
+    builder_update_through(b, b->spec->unit_count - 1);
 }

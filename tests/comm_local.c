@@ -13,8 +13,11 @@
 enum { GUARD = 64, GUARD_BYTE = 0xA5, LONG = 10000, SHORT = 400 /* ms */ };
 
 static uint64_t seed;
-static struct stream streams[STREAM_COUNT] = {
-    {.id = STREAM_COMPUTE}, {.id = STREAM_GATHER}, {.id = STREAM_REDUCE}, {.id = STREAM_COPY}};
+static struct stream streams[STREAM_COUNT] = {{.id = STREAM_COMPUTE},
+                                              {.id = STREAM_GATHER},
+                                              {.id = STREAM_REDUCE},
+                                              {.id = STREAM_UPDATE},
+                                              {.id = STREAM_COPY}};
 
 /* ---- what the ranks send, and what must come out -------------------------------------------- */
 

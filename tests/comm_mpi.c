@@ -27,8 +27,11 @@ static struct scratch scratch;
 
 enum { LIMIT = 37, MAX_NUMEL = 5001, MAX_WORLD = 8, SHORT_MS = 500, LONG_MS = 30000 };
 
-static struct stream streams[STREAM_COUNT] = {
-    {.id = STREAM_COMPUTE}, {.id = STREAM_GATHER}, {.id = STREAM_REDUCE}, {.id = STREAM_COPY}};
+static struct stream streams[STREAM_COUNT] = {{.id = STREAM_COMPUTE},
+                                              {.id = STREAM_GATHER},
+                                              {.id = STREAM_REDUCE},
+                                              {.id = STREAM_UPDATE},
+                                              {.id = STREAM_COPY}};
 
 /* Of all magnitudes, so that another order of additions gives other bits. */
 static float value(int rank, int64_t i, uint64_t salt)

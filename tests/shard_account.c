@@ -110,23 +110,13 @@ static int first_use(const struct program *p, int buffer)
     return INT_MAX;
 }
 
-/* The GATHER that makes a carried buffer for the next turn. */
-static int refill(const struct program *p, int buffer)
-{
-    for (int i = p->instr_count - 1; i >= 0; i--)
-        for (int k = 0; k < p->instrs[i].operand_count; k++)
-            if (p->instrs[i].operands[k].buffer == buffer && p->instrs[i].op == OP_GATHER)
-                return i;
-    return INT_MAX;
-}
-
 /* Live bytes from the operands alone, the peak and each category's maximum from those. */
 static void recount(const struct program *p, int unit_count, size_t own_max[CATEGORY_COUNT],
                     size_t *most)
 {
     static int first[MAX_BUFFERS], last[MAX_BUFFERS];
     for (int i = 0; i < p->buffer_count; i++) {
-        first[i] = p->buffers[i].carried ? refill(p, i) : first_use(p, i);
+        first[i] = p->buffers[i].carried ? program_refill(p, i) : first_use(p, i);
         last[i] = program_life_end(p, i, unit_count);
     }
     for (int n = 0; n < p->instr_count; n++) {

@@ -27,7 +27,7 @@ struct run {
     struct value v[MAX_BUFFERS];
     int index; /* of the instruction that runs */
     int reads[SPEC_MAX_UNITS], updates[SPEC_MAX_UNITS], norms[SPEC_MAX_UNITS];
-    bool agreed;
+    bool agreed, cleared;
 };
 
 static void check_at(bool good, const struct run *r, const char *text, int line)
@@ -74,10 +74,17 @@ static struct value *flat(struct run *r, const struct operand *o, int unit, enum
     return &r->v[o->buffer];
 }
 
+static bool is_late(const struct run *r)
+{
+    return r->c->spec.update != UPDATE_EARLY;
+}
+
+/* Late, a turn's FORWARD sees what the update at its head made. */
 static void run_param_read(struct run *r, const struct operand *o, int unit)
 {
     const struct value *v = flat(r, o, unit, r->c->spec.param_dtype, true);
-    CHECK(r, v->version == 0 && v->slice == 0);
+    int want = r->p->kind == PROGRAM_STEP && is_late(r) && !r->c->spec.units[unit].frozen;
+    CHECK(r, v->version == want && v->slice == want);
 }
 
 static void run_gather(struct run *r, const struct instr *in)
@@ -253,7 +260,10 @@ static void run_update(struct run *r, const struct instr *in)
     const struct program_spec *spec = &r->c->spec;
     bool whole = spec->zero_stage == 0;
     check_final(r, in, program_operand(in, whole ? ROLE_GRAD : ROLE_GRAD_SHARD), whole);
-    CHECK(r, r->agreed && r->updates[in->unit]++ == 0);
+    CHECK(r, r->agreed == !is_late(r) && r->updates[in->unit]++ == 0);
+    if (is_late(r)) /* the gradient of the turn before ends here */
+        r->v[program_operand(in, whole ? ROLE_GRAD : ROLE_GRAD_SHARD)->buffer] =
+            (struct value){.writer = -1};
     flat(r, program_operand(in, ROLE_ADAM_M), in->unit, DTYPE_F32, whole);
     flat(r, program_operand(in, ROLE_ADAM_V), in->unit, DTYPE_F32, whole);
     if (spec->param_dtype != DTYPE_F32)
@@ -298,6 +308,10 @@ static void run_instr(struct run *r, const struct instr *in)
     case OP_UPDATE:
         run_update(r, in);
         break;
+    case OP_CLEAR:
+        CHECK(r, is_late(r) && r->p->kind == PROGRAM_PROLOGUE);
+        r->cleared |= in->unit < 0;
+        break;
     default:
         break;
     }
@@ -321,16 +335,23 @@ static void check_turn_end(struct run *r)
 {
     const struct program_spec *spec = &r->c->spec;
     bool step = r->p->kind == PROGRAM_STEP;
+    bool updated = step || (r->p->kind == PROGRAM_FLUSH && is_late(r));
     r->index = r->p->instr_count;
     CHECK(r, r->agreed == step);
+    CHECK(r, r->cleared == (r->p->kind == PROGRAM_PROLOGUE && is_late(r)));
     for (int u = 0; u < spec->unit_count; u++) {
-        int updates = step && !spec->units[u].frozen;
-        CHECK(r, r->updates[u] == updates && r->norms[u] == updates);
+        bool trained = !spec->units[u].frozen;
+        CHECK(r, r->updates[u] == (updated && trained) && r->norms[u] == (step && trained));
     }
     for (int i = 0; i < r->p->shared_count; i++) {
         const struct buffer *b = &r->p->buffers[i];
-        if (b->category == CATEGORY_PARAMETERS || (b->carried && b->first >= 0)) {
-            int want = step && !spec->units[b->unit].frozen;
+        if (b->carried && b->category == CATEGORY_GRADIENTS) {
+            if (step)
+                CHECK(r, r->v[i].sum == full_sum(spec, b->unit, 0, spec->micro_batches - 1) &&
+                             r->v[i].reduced && r->v[i].whole == (spec->zero_stage == 0));
+            CHECK(r, (r->v[i].writer >= 0) == (step || r->p->kind == PROGRAM_PROLOGUE));
+        } else if (b->category == CATEGORY_PARAMETERS || (b->carried && b->first >= 0)) {
+            int want = updated && !spec->units[b->unit].frozen;
             CHECK(r, r->v[i].slice == want);
             /* A shard at stage 3 has no whole. */
             CHECK(r, spec->zero_stage == 3 && !b->carried ? true : r->v[i].version == want);
@@ -346,9 +367,17 @@ static void check_run(const struct spec_case *c, const struct program *p)
     r.p = p;
     CHECK(&r, p->buffer_count <= MAX_BUFFERS);
     for (int i = 0; i < p->buffer_count; i++) {
-        bool from_before =
-            p->buffers[i].persistent || (p->buffers[i].carried && p->kind == PROGRAM_STEP);
+        const struct buffer *b = &p->buffers[i];
+        bool flush = p->kind == PROGRAM_FLUSH && is_late(&r);
+        bool from_before = b->persistent || (b->carried && (p->kind == PROGRAM_STEP || flush));
         r.v[i].writer = from_before ? -2 : -1;
+        if (from_before && b->carried && b->category == CATEGORY_GRADIENTS)
+            r.v[i] = (struct value){
+                .writer = -2,
+                .sum = full_sum(&c->spec, b->unit, 0, c->spec.micro_batches - 1),
+                .reduced = true,
+                .whole = c->spec.zero_stage == 0,
+            };
     }
     for (r.index = 0; r.index < p->instr_count; r.index++) {
         run_operands(&r, &p->instrs[r.index], false);
@@ -362,18 +391,16 @@ static void check_run(const struct spec_case *c, const struct program *p)
 
 static void check_intervals(const struct spec_case *c, const struct program *p)
 {
+    bool late = c->spec.update != UPDATE_EARLY;
     for (int i = 0; i < p->buffer_count; i++) {
         const struct buffer *b = &p->buffers[i];
-        int first = -1, last = -1, refill = -1;
+        int first = -1, refill = program_refill(p, i);
         assert_true(b->bytes % ARENA_ALIGN == 0);
         for (int k = 0; k < p->instr_count; k++)
             for (int o = 0; o < p->instrs[k].operand_count; o++) {
                 if (p->instrs[k].operands[o].buffer != i)
                     continue;
-                if (b->carried && p->instrs[k].op == OP_GATHER)
-                    refill = k;
                 first = first < 0 ? k : first;
-                last = k;
             }
         if (b->persistent) {
             assert_true(i < p->shared_count);
@@ -382,20 +409,23 @@ static void check_intervals(const struct spec_case *c, const struct program *p)
             assert_true(first >= 0);
             assert_int_equal(b->first, first);
             assert_int_equal(b->last, program_life_end(p, i, c->spec.unit_count));
-        } else if (p->kind == PROGRAM_STEP) { /* used, then refilled at the end */
-            assert_int_equal(refill, last);
+        } else if (p->kind == PROGRAM_STEP) { /* used, then refilled */
             assert_int_equal(b->first, refill);
+            assert_int_equal(b->last, program_life_end(p, i, c->spec.unit_count));
             assert_true(b->last >= first && b->last < refill);
         } else if (p->kind == PROGRAM_PROLOGUE) {
             assert_int_equal(b->first, refill);
             assert_int_equal(b->last, p->instr_count - 1);
+        } else if (p->kind == PROGRAM_FLUSH && late) {
+            assert_true(b->first == 0 && b->last == p->instr_count - 1 && first >= 0);
         } else {
             assert_int_equal(first, -1);
             assert_int_equal(b->first, -1);
         }
     }
-    assert_true(c->spec.zero_stage == 3 || p->kind != PROGRAM_PROLOGUE || p->instr_count == 0);
-    assert_true(p->kind != PROGRAM_FLUSH || p->instr_count == 0);
+    assert_true(late || c->spec.zero_stage == 3 || p->kind != PROGRAM_PROLOGUE ||
+                p->instr_count == 0);
+    assert_true(late || p->kind != PROGRAM_FLUSH || p->instr_count == 0);
 }
 
 static void check_shared_are_the_same(const struct plan *plan)
@@ -462,7 +492,9 @@ static void check_collectives(const struct spec_case *c, const struct program *p
         bool trained = step && !spec->units[u].frozen;
         int reduces = trained * (every ? spec->micro_batches : 1);
         int gradients = trained && spec->zero_stage == 0;
-        int params = trained && (spec->zero_stage == 1 || spec->zero_stage == 2);
+        bool updated = step || (p->kind == PROGRAM_FLUSH && spec->update != UPDATE_EARLY);
+        int params =
+            updated && !spec->units[u].frozen && (spec->zero_stage == 1 || spec->zero_stage == 2);
         if (spec->zero_stage == 3 && (step || p->kind == PROGRAM_EVALUATE))
             params = uses_of_params(c, p->kind, u);
         if (p->kind != PROGRAM_PROLOGUE)
@@ -489,7 +521,7 @@ static void check_gathered_ahead(const struct spec_case *c, const struct program
         int live = 0;
         for (int b = 0; b < p->buffer_count; b++) {
             const struct buffer *buf = &p->buffers[b];
-            bool gathered = buf->carried;
+            bool gathered = buf->carried && buf->category == CATEGORY_IN_FLIGHT;
             for (int k = 0; k < p->instr_count && !gathered && !buf->persistent; k++) {
                 const struct operand *o = program_operand(&p->instrs[k], ROLE_PARAM);
                 gathered = p->instrs[k].op == OP_GATHER && o != NULL && o->buffer == b;
@@ -651,6 +683,7 @@ static void more_prefetch_than_uses_gathers_all_once_and_ahead(void **state)
     (void)state;
     spec_bert(&c, &(struct spec_sizes){2, 8, 8, 1, 20, 8, 8, 1000}, DTYPE_F32, 3, 2);
     c.spec.prefetch = 1000;
+    c.spec.update = UPDATE_EARLY;
     assert_ok(program_build(&p, PROGRAM_PROLOGUE, &c.spec));
     assert_int_equal(p.instr_count, c.spec.unit_count); /* the next use of one needs a new gather */
     assert_ok(program_build(&p, PROGRAM_STEP, &c.spec));

@@ -182,7 +182,7 @@ static void random_seconds(const struct program *p, uint64_t *random)
 static double longest_chain(const struct program *p)
 {
     static double end[MAX_INSTRS];
-    int last[PROGRAM_STREAMS] = {-1, -1, -1};
+    int last[PROGRAM_STREAMS] = {-1, -1, -1, -1};
     double longest = 0;
     for (int i = 0; i < p->instr_count; i++) {
         const struct instr *in = &p->instrs[i];
@@ -200,7 +200,7 @@ static double longest_chain(const struct program *p)
 static void check_line(const struct program *p, const struct simulate_result *r, double slow_down)
 {
     double sums[PROGRAM_STREAMS] = {0};
-    int last[PROGRAM_STREAMS] = {-1, -1, -1};
+    int last[PROGRAM_STREAMS] = {-1, -1, -1, -1};
     const double eps = 1e-9;
     for (int i = 0; i < p->instr_count; i++) {
         const struct instr *in = &p->instrs[i];

@@ -160,6 +160,30 @@ static void prefetch_depth_changes_no_bit(void **state)
     }
 }
 
+/* Weights and moments at the end too: the last update is due when training ends. */
+static void late_and_early_updates_are_bit_equal(void **state)
+{
+    (void)state;
+    static const int depths[] = {1, 0, 5};
+    for (int stage = 0; stage < 4; stage++)
+        for (int variant = 0; variant < 3; variant++) {
+            struct run_config c = tiny(1 + variant, stage, 1 + (variant + stage) % 3, 4);
+            c.train.prefetch = depths[variant];
+            c.train.recompute = variant == 2 ? RECOMPUTE_BLOCK : RECOMPUTE_NONE;
+            if (stage < 2)
+                c.train.reduce = variant == 1 ? REDUCE_PER_STEP : REDUCE_PER_MICRO_BATCH;
+            c.train.update = UPDATE_EARLY;
+            run_ok(&first, &c, NULL);
+            for (int overlap = 0; overlap < 2; overlap++) {
+                c.train.update = UPDATE_LATE;
+                c.train.overlap = overlap;
+                run_and_compare(&c, &(struct run_how){.executor = {.poison = overlap}},
+                                "late and early");
+            }
+            run_release(&first);
+        }
+}
+
 static void recompute_changes_no_bit(void **state)
 {
     (void)state;
@@ -480,6 +504,7 @@ int main(void)
         TEST(reducing_once_a_step_is_refused_at_stage_2),
         TEST(distilbert_is_bit_equal_at_all_stages_and_recomputed),
         TEST(prefetch_depth_changes_no_bit),
+        TEST(late_and_early_updates_are_bit_equal),
         TEST(recompute_changes_no_bit),
         TEST(b53_two_runs_are_bit_identical),
         TEST(the_poisoned_arena_changes_no_bit_and_no_stage),

@@ -4,9 +4,9 @@
 usage: bench/gpu/breakdown.py TRACE.json...            of tessera train --trace, a file a rank
        bench/gpu/breakdown.py --kernels KERNELS.csv... of kernels.c
 
-From a trace: time in FORWARD, BACKWARD, the norm and UPDATE on the compute stream; communication
-that is hidden (compute runs beside it) and exposed (compute is idle); gaps (all streams are idle).
-Their sum is the step. Times of instructions hold the small gaps between their kernels.
+From a trace: time in FORWARD, BACKWARD, the norm and UPDATE, of which the last two may run beside
+the others; communication that is hidden (one of these runs beside it) and exposed (none does); gaps
+(all streams are idle). Times of instructions hold the small gaps between their kernels.
 
 From kernels: shares of GEMM, attention, other kernels, NCCL exposed, gaps, in the steady part of the
 run, and the kernels with the largest sums.
@@ -59,12 +59,11 @@ def of_trace(path):
         root = json.load(f)
     about = root["otherData"]
     events = [e for e in root["traceEvents"] if e["ph"] == "X"]
-    compute = [(e["ts"], e["ts"] + e["dur"]) for e in events if e["tid"] == 0]
-    moves = {}
-    parts = {}
+    moves, parts, compute = {}, {}, []
     for e in events:
         span = (e["ts"], e["ts"] + e["dur"])
-        if e["tid"] == 0:
+        if e["cat"] in ("compute", "update"):
+            compute.append(span)
             parts.setdefault(GROUPS.get(e["args"]["op"], "other"), []).append(span)
         else:
             moves.setdefault(e["cat"], []).append(span)
@@ -107,24 +106,16 @@ def kind_of(name):
 
 
 def show_kernels(path, skip, top):
-    """The steps are told apart by AdamW's kernels: those of one step come without others between."""
+    """The steps are told apart by AGREE's kernel, one a step."""
     rows = []
     with open(path, encoding="utf-8", errors="replace", newline="") as f:
         for r in csv.DictReader(f):
             rows.append((int(r["start_ns"]), int(r["end_ns"]), r["name"]))
     rows.sort()
-    ends, in_update = [], False
-    for a, b, name in rows:
-        adam = "adamw" in name.lower()
-        if adam and not in_update:
-            ends.append(a)
-        if kind_of(name) in ("GEMM", "attention"):
-            in_update = False
-        elif adam:
-            in_update = True
+    ends = [a for a, b, name in rows if "agree" in name.lower()]
     if len(ends) < skip + 3:
         sys.exit(f"{path}: {len(ends)} steps; more than {skip + 2} are needed")
-    # From update to update; the median step and its parts.
+    # From report to report; the median step and its parts.
     steps = list(zip(ends[skip:-2], ends[skip + 1:-1]))
     parts, sums, counts = {}, {}, {}
     lengths = [b - a for a, b in steps]

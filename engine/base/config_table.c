@@ -13,6 +13,7 @@
 static const char *const family_names[] = {"bert", "distilbert", NULL};
 static const char *const schedule_names[] = {"linear", "cosine", "constant", NULL};
 static const char *const reduce_names[] = {"auto", "per_step", "per_micro_batch", NULL};
+static const char *const update_names[] = {"auto", "late", "early", NULL};
 static const char *const recompute_names[] = {"none", "block", NULL};
 static const char *const comm_names[] = {"auto", "local", "mpi", "nccl", NULL};
 static const char *const device_names[] = {"auto", "cpu", "cuda", NULL};
@@ -109,6 +110,9 @@ const struct config_field config_fields[] = {
     CHOICE(train, reduce, reduce_names, REDUCE_AUTO,
            "When gradients are reduced; auto: per_step at stages 0 and 1, per_micro_batch at 2 and "
            "3."),
+    CHOICE(train, update, update_names, UPDATE_AUTO,
+           "When AdamW runs; late: under the next forward pass; early: at the end of its step; "
+           "auto: late unless that needs 1% more memory."),
     CHOICE(train, recompute, recompute_names, RECOMPUTE_NONE,
            "Activations that backward computes again instead of keeping."),
     INT(train, prefetch, 1, 0, 64, "Units gathered ahead of their use at stage 3."),

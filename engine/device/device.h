@@ -29,7 +29,14 @@ struct graph; /* opaque: a captured piece of a step */
 struct ops;   /* engine/ops/ops.h: what the device computes */
 struct workers;
 
-enum stream_id { STREAM_COMPUTE, STREAM_GATHER, STREAM_REDUCE, STREAM_COPY, STREAM_COUNT };
+enum stream_id {
+    STREAM_COMPUTE,
+    STREAM_GATHER,
+    STREAM_REDUCE,
+    STREAM_UPDATE,
+    STREAM_COPY,
+    STREAM_COUNT
+};
 
 struct stream {
     struct device *device; /* borrowed */

@@ -90,13 +90,18 @@ static void free_host(struct device *device, void *memory)
 /* ---- streams and events --------------------------------------------------------------------- */
 
 /* Collectives come first: a gather or reduce that becomes ready while a large GEMM runs should get
- * the next free multiprocessors, or it would start a wave late and end exposed. */
+ * the next free multiprocessors, or it would start a wave late and end exposed. Updates and copies
+ * come last: they fill what compute leaves free, and whoever needs one waits for it by its event. */
 static enum status stream_open(struct stream *s)
 {
     int least = 0, greatest = 0;
     cudaStream_t handle = NULL;
     TRY(CUDA(cudaDeviceGetStreamPriorityRange(&least, &greatest)));
-    int priority = s->id == STREAM_GATHER || s->id == STREAM_REDUCE ? greatest : least;
+    int priority = least;
+    if (s->id == STREAM_GATHER || s->id == STREAM_REDUCE)
+        priority = greatest;
+    else if (s->id == STREAM_COMPUTE && least - 1 > greatest)
+        priority = least - 1;
     TRY(CUDA(cudaStreamCreateWithPriority(&handle, cudaStreamNonBlocking, priority)));
     s->handle = handle;
     return ST_OK;

@@ -1,5 +1,6 @@
 #include "engine/train/executor.h"
 
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -7,7 +8,7 @@
 #include "engine/train/progress.h"
 
 _Static_assert((int)ON_COMPUTE == (int)STREAM_COMPUTE && (int)ON_GATHER == (int)STREAM_GATHER &&
-                   (int)ON_REDUCE == (int)STREAM_REDUCE,
+                   (int)ON_REDUCE == (int)STREAM_REDUCE && (int)ON_UPDATE == (int)STREAM_UPDATE,
                "program streams are device streams");
 _Static_assert(sizeof(struct step_report) % 4 == 0, "reports travel as 32-bit words");
 
@@ -159,7 +160,8 @@ static enum status begin_lives(struct turn *t, int index)
 {
     for (int i = 0; i < t->program->buffer_count; i++) {
         const struct buffer *b = &t->program->buffers[i];
-        if (t->ex->options.heap && !b->persistent && b->first == index)
+        bool is_there = b->persistent || (b->carried && t->program->kind == PROGRAM_FLUSH);
+        if (t->ex->options.heap && !is_there && b->first == index)
             TRY(heap_begin(t, i));
     }
     return ST_OK;
@@ -286,6 +288,17 @@ static enum status run_update(struct turn *t, const struct instr *in, struct str
                     operand_address(t, in, ROLE_STATE), &ex->hyper);
 }
 
+/* In a prologue: the gradient of a unit is zero, or (no unit) UPDATE is to leave all as it is. */
+static enum status run_clear(struct turn *t, const struct instr *in, struct stream *s)
+{
+    const struct operand *grad = program_operand(in, ROLE_GRAD);
+    char *state = operand_address(t, in, ROLE_STATE);
+    if (grad != NULL)
+        return device_fill(s, operand_address(t, in, ROLE_GRAD), 0,
+                           t->program->buffers[grad->buffer].bytes);
+    return device_fill(s, state + offsetof(struct step_state, skip), 0xFF, sizeof(int32_t));
+}
+
 static enum status run_collect(struct turn *t, const struct instr *in, struct stream *s,
                                struct event *done)
 {
@@ -331,6 +344,8 @@ static enum status issue(struct turn *t, const struct instr *in, struct stream *
         return run_agree(t, in, s, done);
     case OP_UPDATE:
         return run_update(t, in, s);
+    case OP_CLEAR:
+        return run_clear(t, in, s);
     case OP_COLLECT:
         return run_collect(t, in, s, done);
     case OP_CUT:
@@ -403,7 +418,7 @@ static enum status fork_streams(struct turn *t)
 static enum status join_streams(struct turn *t, int first, int end)
 {
     struct stream *streams = t->ex->device->streams;
-    int last[PROGRAM_STREAMS] = {-1, -1, -1};
+    int last[PROGRAM_STREAMS] = {-1, -1, -1, -1};
     for (int i = first; i < end; i++)
         last[t->program->instrs[i].stream] = i;
     for (int s = 0; s < PROGRAM_STREAMS; s++) {
@@ -593,8 +608,8 @@ static enum status open_program(struct executor *ex, const struct program *p)
         const struct instr *in = &p->instrs[i];
         for (int k = 0; k < in->operand_count; k++) {
             int b = in->operands[k].buffer;
-            bool refill = p->buffers[b].carried && in->op == OP_GATHER;
-            if (!refill)
+            bool next_life = p->buffers[b].carried && i > p->buffers[b].last;
+            if (!next_life)
                 last_use[b * PROGRAM_STREAMS + (int)in->stream] = i;
         }
     }
@@ -627,6 +642,9 @@ static enum status open_memory(struct executor *ex, const struct account *accoun
     }
     s->workspace = executor_shared(ex, SHARED_WORKSPACE);
     s->workspace_bytes = p->buffers[SHARED_WORKSPACE].bytes;
+    struct stream *update = &ex->device->streams[STREAM_UPDATE];
+    update->workspace = executor_shared(ex, SHARED_UPDATE_WORKSPACE);
+    update->workspace_bytes = p->buffers[SHARED_UPDATE_WORKSPACE].bytes;
     if (p->staging >= 0)
         comm_stage(ex->comm, executor_shared(ex, p->staging), p->buffers[p->staging].bytes);
     return stream_sync(s);

@@ -38,9 +38,9 @@ static void describe(const struct trainer *t)
              dtype_name(t->device->param_dtype), t->comm->ops->name);
     log_info("run",
              "zero stage %" PRId64 "  reduce %s  prefetch %" PRId64
-             "  overlap %s  recompute %s  %s",
+             "  overlap %s  update %s  recompute %s  %s",
              c->train.zero_stage, reduce == REDUCE_PER_STEP ? "per step" : "per micro-batch",
-             c->train.prefetch, c->train.overlap ? "on" : "off",
+             c->train.prefetch, c->train.overlap ? "on" : "off", t->plan.late ? "late" : "early",
              c->train.recompute == RECOMPUTE_BLOCK ? "blocks" : "off",
              c->data.padded ? "padded batches" : "packed batches");
     if (t->total_steps > 0)

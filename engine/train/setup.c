@@ -4,6 +4,8 @@
 
 #include "comm/comm.h"
 
+enum { UPDATE_WORKSPACE_BYTES = 64 * 1024 /* squared_norm\'s sums need less */ };
+
 enum status setup_layout(struct layout *layout, struct layout_param **params, const struct model *m,
                          int world_size)
 {
@@ -130,6 +132,7 @@ enum status setup_init(struct setup *s, const struct run_config *config,
         .prefetch = (int)config->train.prefetch,
         .recompute = config->train.recompute == RECOMPUTE_BLOCK,
         .reduce = config->train.reduce,
+        .update = config->train.update,
         .param_dtype = device->param_dtype,
         .train = {s->train_bytes, s->train_slots},
         .evaluate = {s->eval_bytes, s->eval_slots},
@@ -138,6 +141,7 @@ enum status setup_init(struct setup *s, const struct run_config *config,
         .state_bytes = sizeof(struct step_state),
         .report_bytes = sizeof(struct step_report),
         .workspace_bytes = workspace_bytes(s, config, device, world_size),
+        .update_workspace_bytes = UPDATE_WORKSPACE_BYTES,
         .staging_bytes = staging_bytes(s, config, world_size),
     };
 out:

@@ -415,13 +415,12 @@ static enum status evaluate_split(struct trainer *t, const struct split *split, 
     return checkpointer_evaluated(t->checkpointer, t, &e, better);
 }
 
-/* @better: the checkpoint of this step is the best so far. */
+/* Between FLUSH and PROLOGUE. @better: the checkpoint of this step is the best so far. */
 static enum status evaluate(struct trainer *t, bool *better)
 {
     t->evaluation_pending = true;
     const struct split *train = &t->data->train, *eval = &t->data->eval;
     int64_t trained_on = t->config->eval.train_samples;
-    TRY(executor_run(&t->executor, PROGRAM_FLUSH, NULL, NULL));
     if (trained_on > 0 && train->count > 0)
         TRY(evaluate_split(t, train, "train",
                            trained_on < train->examples ? trained_on : train->examples, false,
@@ -429,7 +428,7 @@ static enum status evaluate(struct trainer *t, bool *better)
     if (eval->count > 0)
         TRY(evaluate_split(t, eval, "eval", eval->examples, true, better));
     t->evaluation_pending = false;
-    return executor_run(&t->executor, PROGRAM_PROLOGUE, NULL, NULL);
+    return ST_OK;
 }
 
 static bool evaluation_due(const struct trainer *t, int64_t done)
@@ -442,13 +441,18 @@ static bool evaluation_due(const struct trainer *t, int64_t done)
     return every > 0 ? done % every == 0 : every == 0 && done % t->sampler.steps_per_epoch == 0;
 }
 
-/* What is due between two steps; none is under way. */
+/* What is due between two steps; none is under way. A save alone leaves what is carried in place,
+ * but an update that is due comes first. */
 static enum status between_steps(struct trainer *t, bool evaluates, bool saves)
 {
-    bool better = false;
+    bool better = false, flushes = evaluates || t->plan.late;
+    if (flushes)
+        TRY(executor_run(&t->executor, PROGRAM_FLUSH, NULL, NULL));
     if (evaluates)
         TRY(evaluate(t, &better));
-    return saves || better ? checkpointer_save(t->checkpointer, t) : ST_OK;
+    if (saves || better)
+        TRY(checkpointer_save(t->checkpointer, t));
+    return flushes ? executor_run(&t->executor, PROGRAM_PROLOGUE, NULL, NULL) : ST_OK;
 }
 
 static enum status steps(struct trainer *t)

@@ -1,5 +1,6 @@
 #include "tests/support/program_order.h"
 
+#include <limits.h>
 #include <string.h>
 
 #include "tests/support/support.h"
@@ -55,7 +56,7 @@ static void add_behind(uint64_t *set, const uint64_t *other, int i)
 /* before[i]: all that has ended when instruction i begins. */
 static void streams_before(uint64_t before[][WORDS], const struct program *p)
 {
-    int last[PROGRAM_STREAMS] = {-1, -1, -1};
+    int last[PROGRAM_STREAMS] = {-1, -1, -1, -1};
     for (int i = 0; i < p->instr_count; i++) {
         const struct instr *in = &p->instrs[i];
         if (last[in->stream] >= 0)
@@ -108,14 +109,25 @@ int program_first_race(const struct program *p, enum order_rule rule, bool place
     return -1;
 }
 
-int program_life_end(const struct program *p, int buffer, int unit_count)
+int program_refill(const struct program *p, int buffer)
 {
-    int last = -1, next = -1;
-    for (int i = 0; i < p->instr_count; i++)
+    for (int i = 0; p->buffers[buffer].carried && i < p->instr_count; i++)
         for (int k = 0; k < p->instrs[i].operand_count; k++)
             if (p->instrs[i].operands[k].buffer == buffer &&
-                !(p->buffers[buffer].carried && p->instrs[i].op == OP_GATHER))
+                p->instrs[i].operands[k].access == ACCESS_WRITE)
+                return i;
+    return INT_MAX;
+}
+
+int program_life_end(const struct program *p, int buffer, int unit_count)
+{
+    int last = -1, next = -1, anew = program_refill(p, buffer);
+    for (int i = 0; i < anew && i < p->instr_count; i++)
+        for (int k = 0; k < p->instrs[i].operand_count; k++)
+            if (p->instrs[i].operands[k].buffer == buffer)
                 last = i;
+    if (p->buffers[buffer].carried && p->kind == PROGRAM_FLUSH)
+        return last < 0 ? last : p->instr_count - 1;
     if (last < 0 || p->instrs[last].op != OP_REDUCE)
         return last;
     for (int i = p->instr_count - 1; i > last; i--)

@@ -26,9 +26,12 @@ enum order_rule {
  */
 int program_first_race(const struct program *p, enum order_rule rule, bool placed, int *with);
 
+/** program_refill() - where a carried buffer is overwritten for the next turn; INT_MAX: nowhere. */
+int program_refill(const struct program *p, int buffer);
+
 /** program_life_end() - the last instruction in a buffer's life: its last use or, if that is a
- * REDUCE, the next BACKWARD or FORWARD of the middle unit. A carried buffer's refill is no use.
- * -1: none. */
+ * REDUCE, the next BACKWARD or FORWARD of the middle unit. Of a carried buffer it is the last use
+ * before its refill, in a flush the end. -1: none. */
 int program_life_end(const struct program *p, int buffer, int unit_count);
 
 C_END

@@ -97,6 +97,7 @@ static void build(struct spec_case *c, const struct spec_sizes *s, enum dtype pa
     c->spec.state_bytes = 96;
     c->spec.report_bytes = 128;
     c->spec.workspace_bytes = 4096;
+    c->spec.update_workspace_bytes = 512;
 }
 
 void spec_bert(struct spec_case *c, const struct spec_sizes *sizes, enum dtype param_dtype,
@@ -127,6 +128,7 @@ void spec_random(struct spec_case *c, uint64_t *random)
     p->micro_batches = 1 + below(random, 4);
     p->prefetch = below(random, 4) ? below(random, 5) : p->unit_count * 2 + below(random, 9);
     p->recompute = below(random, 2);
+    p->update = below(random, 2) ? UPDATE_LATE : UPDATE_EARLY;
     p->reduce = (enum reduce_policy)below(random, 3);
     if (p->zero_stage >= 2 && p->reduce == REDUCE_PER_STEP)
         p->reduce = REDUCE_PER_MICRO_BATCH;
@@ -144,9 +146,10 @@ const char *spec_text(const struct spec_case *c)
     const struct program_spec *p = &c->spec;
     int n = snprintf(text, sizeof text,
                      "stage %d, world %d, micro-batches %d, prefetch %d, recompute %d, reduce %d, "
-                     "%s, %d units, %d parts, head tied to %d, frozen",
+                     "update %s, %s, %d units, %d parts, head tied to %d, frozen",
                      p->zero_stage, p->world_size, p->micro_batches, p->prefetch, p->recompute,
-                     (int)p->reduce, dtype_name(p->param_dtype), p->unit_count, c->parts,
+                     (int)p->reduce, p->update == UPDATE_EARLY ? "early" : "late",
+                     dtype_name(p->param_dtype), p->unit_count, c->parts,
                      c->units[p->unit_count - 1].tied);
     for (int u = 0; u < p->unit_count && n < (int)sizeof text - 8; u++)
         if (c->units[u].frozen)
