@@ -48,8 +48,10 @@ static int close_gpu(void **state)
 static int forget(void **state)
 {
     (void)state;
-    if (gpu != NULL)
+    if (gpu != NULL) {
         gemm_plan_install(gpu, NULL);
+        gemm_plan_aim(gpu, 0);
+    }
     return 0;
 }
 
@@ -297,6 +299,30 @@ static void products_that_a_plan_lacks_take_the_librarys_choice(void **state)
     gemm_plan_install(gpu, NULL);
 }
 
+/* The aim is part of the product: a plan for all multiprocessors does not serve. */
+static void products_may_aim_at_a_part_of_the_card(void **state)
+{
+    (void)state;
+    NEEDS_GPU();
+    struct gemm_table plan = {0};
+    struct gemm_measured measured;
+    gemm_card(gpu, &plan.card);
+    int32_t aim = (int32_t)plan.card.multiprocessors - 12;
+    gemm_plan_aim(gpu, aim);
+    run_all(false);
+    make(&plan, &measured, 10.0);
+    for (int i = 0; i < plan.count; i++)
+        assert_int_equal(plan.entries[i].key.sm, aim);
+    gemm_plan_install(gpu, &plan);
+    run_all(true);
+    assert_int_equal(gemm_plan_missing(gpu), 0);
+    gemm_plan_aim(gpu, plan.card.multiprocessors); /* all of them */
+    run_all(false);
+    assert_int_equal(gemm_plan_missing(gpu), PRODUCTS);
+    gemm_plan_install(gpu, NULL);
+    gemm_table_release(&plan);
+}
+
 /* Whatever a file says: refused, or run as it should be. */
 static void algorithms_that_do_not_fit_are_refused(void **state)
 {
@@ -339,6 +365,7 @@ int main(void)
         cmocka_unit_test_teardown(a_measured_plan_is_right_and_comes_back_from_its_text, forget),
         cmocka_unit_test_teardown(without_time_a_plan_has_the_first_candidates, forget),
         cmocka_unit_test_teardown(products_that_a_plan_lacks_take_the_librarys_choice, forget),
+        cmocka_unit_test_teardown(products_may_aim_at_a_part_of_the_card, forget),
         cmocka_unit_test_teardown(algorithms_that_do_not_fit_are_refused, forget),
     };
     return cmocka_run_group_tests(tests, open_gpu, close_gpu);

@@ -126,6 +126,9 @@ const struct config_field config_fields[] = {
     BOOL(train, windows, true,
          "NCCL's symmetric windows for collectives, where all ranks can; changes the order of "
          "sums."),
+    INT(train, gemm_multiprocessors, 0, 0, 1 << 16,
+        "On CUDA: multiprocessors that matrix products are made for, to leave some to collectives "
+        "that run beside them; 0: all."),
     INT(train, max_unit_numel, 16777216, 128, INT64_C(1) << 40,
         "Tables with more elements than this are split into several units."),
     INT(train, threads, 0, 0, 4096,

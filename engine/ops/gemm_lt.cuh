@@ -23,6 +23,7 @@ struct gemm_library {
     cublasLtHandle_t handle; /* owned */
     struct gemm_card card;
     const struct gemm_table *table; /* borrowed; NULL: none is installed */
+    int32_t sm;                     /* that bf16 products aim at; 0: all */
     int count, missing;
     int32_t slot[2 * GEMM_TABLE_MAX]; /* open addressing: plan + 1, or 0 */
     struct gemm_plan plan[GEMM_TABLE_MAX];

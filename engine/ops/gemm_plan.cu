@@ -272,6 +272,12 @@ void gemm_plan_install(struct device *device, const struct gemm_table *table)
     memset(library->slot, 0, sizeof library->slot);
 }
 
+void gemm_plan_aim(struct device *device, int64_t multiprocessors)
+{
+    struct gemm_library *library = gemm_library_of(device);
+    library->sm = multiprocessors < library->card.multiprocessors ? (int32_t)multiprocessors : 0;
+}
+
 int gemm_plan_missing(const struct device *device)
 {
     return gemm_library_of(device)->missing;
@@ -310,6 +316,7 @@ enum status gemm_run(struct stream *s, enum gemm_kind kind, struct tensor out, s
     key.add = add;
     key.bias = bias != NULL;
     key.align = gemm_alignment(out.data, a.data, b.data, bias);
+    key.sm = a.dtype == DTYPE_BF16 ? library->sm : 0;
     TRY(stream_scratch(&workspace, s, GEMM_WORKSPACE_BYTES));
     TRY(gemm_plan_find(library, &p, &key, bias));
     if (bias)

@@ -144,6 +144,11 @@ out:
     return st;
 }
 
+void products_open(struct trainer *t)
+{
+    gemm_plan_aim(t->device, t->config->train.gemm_multiprocessors);
+}
+
 enum status products_plan(struct trainer *t)
 {
     enum status st = ST_OK;

@@ -184,6 +184,10 @@ enum status trainer_open(struct trainer *t, const struct run_config *config,
     name_windows(t);
     TRY(open_slots(t));
     TRY(evaluator_open(&t->evaluator, t));
+#ifdef TESSERA_CUDA
+    if (device->fixed_rows)
+        products_open(t);
+#endif
     if (device->fixed_rows)
         TRY(capture_rehearse(t));
     TRY(fill_weights(t));
