@@ -1,6 +1,7 @@
 /*
  * The CUDA ops against the CPU backend: odd sizes, tails, padded and empty sequences, dropout, set
- * and add, frozen gradients, aliasing, guard bytes, two runs with the same bits.
+ * and add, frozen gradients, aliasing, guard bytes, two runs with the same bits. Attention is in
+ * cuda_attention.c.
  *
  * Without a GPU every test is skipped. TESSERA_SMALL=1 keeps the small cases, for
  * compute-sanitizer. Tolerances are multiples of u, the unit round-off of the GPU's dtype (2^-8 or
@@ -446,75 +447,6 @@ static void dropout_alone(void **state)
     each(state, dropout_cases);
 }
 
-/* ---- attention ------------------------------------------------------------------------------ */
-
-struct attention_size {
-    int heads, width;
-};
-
-static void attention_case(struct twins *w, int batch, struct attention_size z, int kind)
-{
-    const struct op_batch_spec *spec = &batch_spec[batch];
-    int64_t T = spec->rows, C = (int64_t)z.heads * z.width;
-    struct op_batch b[SIDES];
-
-    twins_begin(w, "attention_forward", "%s H=%d D=%d %s", batch_name[batch], z.heads, z.width,
-                drop_name[kind]);
-    twin_batch(w, b, spec);
-    struct twin_dropout drop = drop_of(w, kind, SITE_ATTENTION);
-    double *values = op_random(&w->side[SIDE_GPU], T * 3 * C, 1.0);
-    struct twin qkv = twin_of(w, values, T, 3 * C);
-    /* Probabilities are rounded before they weigh the values. */
-    struct twin out = twin_output(w, "out", T, C, NULL, 4 * w->u + 128 * w->f);
-    struct twin lse = twin_output_f32(w, "lse", z.heads, T, NULL, 64 * w->f);
-    TWINS_RUN(w, op_attention_forward(ON_STREAM(w), ON(w, out), ON(w, lse), ON(w, qkv),
-                                      ON_BATCH(w, b), z.heads, drop.side[w->now]));
-    /* The CPU's results, rounded, are what both backward passes start from. */
-    struct op_test *cpu = &w->side[SIDE_CPU];
-    double *forward = op_get(cpu, out.side[SIDE_CPU]), *sums = op_get(cpu, lse.side[SIDE_CPU]);
-    double *keep[3] = {NULL, NULL, NULL};
-    const double *from[3] = {values, forward, sums};
-    const int64_t count[3] = {T * 3 * C, T * C, z.heads * T};
-    for (int i = 0; i < 3; i++) { /* twins_end() frees what the twins hold */
-        assert_ok(mem_alloc(&keep[i], (size_t)(count[i] + 1) * sizeof(double)));
-        memcpy(keep[i], from[i], (size_t)count[i] * sizeof(double));
-    }
-    for (int64_t i = 0; i < count[1]; i++)
-        keep[1][i] = op_round(w->side[SIDE_GPU].dtype, keep[1][i]);
-    twins_end(w);
-
-    twins_begin(w, "attention_backward", "%s H=%d D=%d %s", batch_name[batch], z.heads, z.width,
-                drop_name[kind]);
-    twin_batch(w, b, spec);
-    drop = drop_of(w, kind, SITE_ATTENTION);
-    qkv = twin_of(w, keep[0], T, 3 * C);
-    out = twin_of(w, keep[1], T, C);
-    lse = twin_of_f32(w, keep[2], z.heads, T);
-    struct twin dout = twin_random(w, T, C, 1.0);
-    /* Roundings of P, dS and the result; the largest of 10^5 errors is five deviations. */
-    struct twin d = twin_output(w, "dqkv", T, 3 * C, NULL, 10 * w->u + 256 * w->f);
-    TWINS_RUN(w, op_attention_backward(ON_STREAM(w), ON(w, d), ON(w, dout), ON(w, out), ON(w, lse),
-                                       ON(w, qkv), ON_BATCH(w, b), z.heads, drop.side[w->now]));
-    twins_end(w);
-    for (int i = 0; i < 3; i++)
-        mem_free(&keep[i]);
-}
-
-static void attention_cases(const struct group *g, struct twins *w)
-{
-    static const struct attention_size sizes[] = {{2, 32}, {2, 64}, {1, 128},
-                                                  {3, 8},  {2, 24}, {1, 200}};
-    for (int batch = 0; batch < batch_count(g); batch++)
-        for (int i = 0; i < 6; i++)
-            for (int kind = 0; kind < DROPS; kind++)
-                attention_case(w, batch, sizes[i], kind);
-}
-
-static void attention(void **state)
-{
-    each(state, attention_cases);
-}
-
 /* ---- the head ------------------------------------------------------------------------------- */
 
 static int report_values(double *values, const void *host)
@@ -774,11 +706,15 @@ static void adamw(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(gelu),          cmocka_unit_test(linear),
-        cmocka_unit_test(embedding),     cmocka_unit_test(norm),
-        cmocka_unit_test(dropout_alone), cmocka_unit_test(attention),
-        cmocka_unit_test(span),          cmocka_unit_test(reduce),
-        cmocka_unit_test(adamw),         cmocka_unit_test(report_and_agree),
+        cmocka_unit_test(gelu),
+        cmocka_unit_test(linear),
+        cmocka_unit_test(embedding),
+        cmocka_unit_test(norm),
+        cmocka_unit_test(dropout_alone),
+        cmocka_unit_test(span),
+        cmocka_unit_test(reduce),
+        cmocka_unit_test(adamw),
+        cmocka_unit_test(report_and_agree),
     };
     return cmocka_run_group_tests(tests, group_open, group_close);
 }

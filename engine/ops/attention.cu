@@ -1,26 +1,7 @@
 /*
- * engine/ops/attention.cu - CUDA backend of attention.h: checks, choice of kernels, delta.
+ * engine/ops/attention.cu - CUDA backend of attention.h: checks, workspace, choice of kernels.
  */
 #include "engine/ops/attention_cuda.cuh"
-
-enum { DELTA_WARPS = 8 };
-
-/* delta (H, T) = dout . out per row and head; one warp each. Bytes: both tensors once. */
-template <typename E> __global__ static void attention_delta_kernel(struct attention_args a)
-{
-    int64_t n = (int64_t)blockIdx.x * DELTA_WARPS + threadIdx.x / 32;
-    int64_t row = n / a.heads, h = n % a.heads;
-    if (row >= a.q.rows)
-        return;
-    const E *dout = (const E *)a.dout + row * a.channels + h * a.width;
-    const E *out = (const E *)a.out + row * a.channels + h * a.width;
-    float sum = 0.0f;
-    for (int d = threadIdx.x % 32; d < a.width; d += 32)
-        sum += to_float(dout[d]) * to_float(out[d]);
-    sum = warp_sum(sum);
-    if (threadIdx.x % 32 == 0)
-        a.delta[h * a.q.rows + row] = sum;
-}
 
 static struct attention_args attention_args(struct tensor qkv, struct tensor out, struct tensor lse,
                                             const struct sequences *q, int heads,
@@ -37,6 +18,21 @@ static struct attention_args attention_args(struct tensor qkv, struct tensor out
     a.scale = 1.0f / sqrtf((float)a.width);
     a.drop = drop;
     return a;
+}
+
+enum status attention_cuda_open(void)
+{
+    TRY(attention_mma_forward_open());
+    return attention_mma_backward_open();
+}
+
+/* Can the tensor-core kernels run these tensors? */
+static bool attention_mma_fits(const struct attention_args *a, enum dtype dtype)
+{
+    bool width = a->width == 32 || a->width == 64 || a->width == 128;
+    bool groups = a->drop.p == 0.0f || a->q.positions % 8 == 0;
+    return dtype == DTYPE_BF16 && width && groups &&
+           packs_fit(0, 1, a->qkv, a->out, a->dout, a->dqkv);
 }
 
 static enum status attention_check(const struct attention_args *a)
@@ -65,20 +61,18 @@ enum status cuda_attention_backward(struct stream *s, struct tensor dqkv, struct
                                     const struct sequences *q, int heads, struct dropout drop)
 {
     struct attention_args a = attention_args(qkv, out, lse, q, heads, drop);
-    void *delta;
+    void *workspace;
     a.dout = dout.data;
     a.dqkv = dqkv.data;
     TRY(attention_check(&a));
     if (q->rows == 0)
         return ST_OK;
-    TRY(stream_scratch(&delta, s, (size_t)(q->rows * heads) * sizeof(float)));
-    a.delta = (float *)delta;
-    unsigned blocks = (unsigned)div_up(q->rows * heads, DELTA_WARPS);
-    if (qkv.dtype == DTYPE_BF16)
-        attention_delta_kernel<bf16><<<blocks, DELTA_WARPS * 32, 0, stream_cuda(s)>>>(a);
-    else
-        attention_delta_kernel<float><<<blocks, DELTA_WARPS * 32, 0, stream_cuda(s)>>>(a);
-    TRY(CUDA(cudaGetLastError()));
+    TRY(stream_scratch(&workspace, s,
+                       attention_workspace_bytes_cuda(heads, q->rows, q->max_length)));
+    a.delta = (float *)workspace;
+    a.stats = (float2 *)workspace;
+    a.keep = (uint8_t *)(a.stats + q->rows * heads);
+    a.keep_pitch = attention_keep_pitch(q->max_length);
     if (attention_mma_fits(&a, qkv.dtype))
         return attention_mma_backward(s, &a);
     return attention_plain_backward(s, &a, qkv.dtype);

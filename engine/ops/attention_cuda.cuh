@@ -1,9 +1,9 @@
 /*
  * engine/ops/attention_cuda.cuh - what the two kinds of attention kernels share.
  *
- *   attention_mma.cu    tensor cores: bf16, head widths 32, 64 and 128
+ *   attention_mma_*.cu  tensor cores: bf16, head widths 32, 64 and 128
  *   attention_plain.cu  one warp a row, fp32 arithmetic: fp32 tensors and all other widths
- *   attention.cu        the entries of the table, the choice between the two, delta
+ *   attention.cu        the entries of the table, the choice between the two
  *
  * The grid of all of them is (row tiles, heads, sequences + 1); the blocks past a sequence's rows
  * end at once, and the last slice writes the rows of no sequence. So the grid depends on the sizes
@@ -20,7 +20,10 @@ struct attention_args {
     float *lse;      /* (H, T), written by forward */
     const void *dout;
     void *dqkv;
-    float *delta; /* (H, T), rows of dout * out summed over a head */
+    float *delta;       /* (H, T), rows of dout * out summed over a head; plain kernels */
+    float2 *stats;      /* (H, T); this and keep: see attention_mma_backward.cu */
+    uint8_t *keep;      /* (H, T, keep_pitch) */
+    int64_t keep_pitch; /* bytes */
     struct sequences q;
     int heads, width;
     int64_t channels;
@@ -67,8 +70,25 @@ __device__ static inline int64_t attention_column(const struct attention_args &a
     return part * a.channels + (int64_t)h * a.width;
 }
 
-/** attention_mma_fits() - can the tensor-core kernels run these tensors? */
-bool attention_mma_fits(const struct attention_args *a, enum dtype dtype);
+/* Blocks of @rows rows of each head and sequence, and a slice for the rows of no sequence. */
+static inline dim3 attention_grid(const struct attention_args *a, int rows)
+{
+    int64_t tiles = div_up(a->q.max_length, rows);
+    return dim3((unsigned)(tiles > 0 ? tiles : 1), (unsigned)a->heads, (unsigned)a->q.count + 1);
+}
+
+/* Bytes of the keep bits of a row: whole tiles of 64 keys. */
+static inline int64_t attention_keep_pitch(int64_t max_length)
+{
+    return div_up(max_length, 64) * 8;
+}
+
+/** attention_workspace_bytes_cuda() - what backward needs: stats and keep bits, or delta. */
+static inline size_t attention_workspace_bytes_cuda(int64_t heads, int64_t rows, int64_t max_length)
+{
+    return (size_t)(heads * rows) * (sizeof(float2) + (size_t)attention_keep_pitch(max_length));
+}
+
 enum status attention_mma_forward(struct stream *s, const struct attention_args *a);
 enum status attention_mma_backward(struct stream *s, const struct attention_args *a);
 
@@ -78,7 +98,11 @@ enum status attention_plain_forward(struct stream *s, const struct attention_arg
 enum status attention_plain_backward(struct stream *s, const struct attention_args *a,
                                      enum dtype dtype);
 
-/** attention_cuda_open() - allow the kernels their shared memory on the current GPU; at start. */
+/* Allow the kernels their shared memory on the current GPU. */
+enum status attention_mma_forward_open(void);
+enum status attention_mma_backward_open(void);
+
+/** attention_cuda_open() - both of these; at start. */
 enum status attention_cuda_open(void);
 
 #endif

@@ -91,6 +91,23 @@ template <typename E> __global__ static void plain_forward_kernel(struct attenti
         a.lse[h * a.q.rows + x.first + i] = x.keys > 0 ? most + logf(total) : 0.0f;
 }
 
+/* delta of a row and head; one warp each. */
+template <typename E> __global__ static void plain_delta_kernel(struct attention_args a)
+{
+    int64_t n = (int64_t)blockIdx.x * PLAIN_WARPS + threadIdx.x / 32;
+    int64_t row = n / a.heads, h = n % a.heads;
+    if (row >= a.q.rows)
+        return;
+    const E *dout = (const E *)a.dout + row * a.channels + h * a.width;
+    const E *out = (const E *)a.out + row * a.channels + h * a.width;
+    float sum = 0.0f;
+    for (int d = threadIdx.x % 32; d < a.width; d += 32)
+        sum += to_float(dout[d]) * to_float(out[d]);
+    sum = warp_sum(sum);
+    if (threadIdx.x % 32 == 0)
+        a.delta[h * a.q.rows + row] = sum;
+}
+
 /* One warp a query row. */
 template <typename E> __global__ static void plain_dq_kernel(struct attention_args a)
 {
@@ -177,33 +194,33 @@ template <typename E> __global__ static void plain_dkv_kernel(struct attention_a
     plain_store(to + attention_column(a, 2, h), dv, 1.0f, a.width);
 }
 
-static dim3 plain_grid(const struct attention_args *a)
-{
-    int64_t tiles = div_up(a->q.max_length, PLAIN_WARPS);
-    return dim3((unsigned)(tiles > 0 ? tiles : 1), (unsigned)a->heads, (unsigned)a->q.count + 1);
-}
-
 enum status attention_plain_forward(struct stream *s, const struct attention_args *a,
                                     enum dtype dtype)
 {
     if (dtype == DTYPE_BF16)
-        plain_forward_kernel<bf16><<<plain_grid(a), PLAIN_WARPS * 32, 0, stream_cuda(s)>>>(*a);
+        plain_forward_kernel<bf16>
+            <<<attention_grid(a, PLAIN_WARPS), PLAIN_WARPS * 32, 0, stream_cuda(s)>>>(*a);
     else
-        plain_forward_kernel<float><<<plain_grid(a), PLAIN_WARPS * 32, 0, stream_cuda(s)>>>(*a);
+        plain_forward_kernel<float>
+            <<<attention_grid(a, PLAIN_WARPS), PLAIN_WARPS * 32, 0, stream_cuda(s)>>>(*a);
+    return CUDA(cudaGetLastError());
+}
+
+template <typename E>
+static enum status plain_backward(struct stream *s, const struct attention_args *a)
+{
+    unsigned blocks = (unsigned)div_up(a->q.rows * a->heads, PLAIN_WARPS);
+    plain_delta_kernel<E><<<blocks, PLAIN_WARPS * 32, 0, stream_cuda(s)>>>(*a);
+    TRY(CUDA(cudaGetLastError()));
+    dim3 grid = attention_grid(a, PLAIN_WARPS);
+    plain_dkv_kernel<E><<<grid, PLAIN_WARPS * 32, 0, stream_cuda(s)>>>(*a);
+    TRY(CUDA(cudaGetLastError()));
+    plain_dq_kernel<E><<<grid, PLAIN_WARPS * 32, 0, stream_cuda(s)>>>(*a);
     return CUDA(cudaGetLastError());
 }
 
 enum status attention_plain_backward(struct stream *s, const struct attention_args *a,
                                      enum dtype dtype)
 {
-    if (dtype == DTYPE_BF16) {
-        plain_dkv_kernel<bf16><<<plain_grid(a), PLAIN_WARPS * 32, 0, stream_cuda(s)>>>(*a);
-        TRY(CUDA(cudaGetLastError()));
-        plain_dq_kernel<bf16><<<plain_grid(a), PLAIN_WARPS * 32, 0, stream_cuda(s)>>>(*a);
-    } else {
-        plain_dkv_kernel<float><<<plain_grid(a), PLAIN_WARPS * 32, 0, stream_cuda(s)>>>(*a);
-        TRY(CUDA(cudaGetLastError()));
-        plain_dq_kernel<float><<<plain_grid(a), PLAIN_WARPS * 32, 0, stream_cuda(s)>>>(*a);
-    }
-    return CUDA(cudaGetLastError());
+    return dtype == DTYPE_BF16 ? plain_backward<bf16>(s, a) : plain_backward<float>(s, a);
 }

@@ -184,7 +184,7 @@ static bool same_value(double got, double want)
 static void check_values(struct twins *w, const struct twin_output *o, const double *got,
                          const double *want, int64_t n)
 {
-    double square = 0, worst = 0;
+    double square = 0, worst = 0, limit = 0;
     int64_t first = -1, bad = 0, finite = 0;
     for (int64_t i = 0; i < n; i++)
         if (isfinite(want[i])) {
@@ -193,13 +193,15 @@ static void check_values(struct twins *w, const struct twin_output *o, const dou
         }
     double rms = o->decode ? 0.0 : sqrt(square / (double)(finite > 0 ? finite : 1));
     for (int64_t i = 0; i < n; i++) {
-        double allowed = o->tolerance * (fabs(want[i]) + rms), error = fabs(got[i] - want[i]);
+        double allowed = o->allowed ? o->allowed[i] : o->tolerance * (fabs(want[i]) + rms);
+        double error = fabs(got[i] - want[i]);
         double ratio = same_value(got[i], want[i]) ? 0.0 : error / allowed;
         if (ratio <= 1.0) {
             worst = ratio > worst ? ratio : worst;
             continue;
         }
         worst = isnan(ratio) || ratio > worst ? ratio : worst;
+        limit = first < 0 ? allowed : limit;
         first = first < 0 ? i : first;
         bad++;
     }
@@ -213,8 +215,7 @@ static void check_values(struct twins *w, const struct twin_output *o, const dou
              "%lld of %lld differ, first [%lld, %lld]: got %.9g, want %.9g, allowed %.3g, worst "
              "error/allowed %.3g",
              (long long)bad, (long long)n, (long long)(first / columns),
-             (long long)(first % columns), got[first], want[first],
-             o->tolerance * (fabs(want[first]) + rms), worst);
+             (long long)(first % columns), got[first], want[first], limit, worst);
     failed(w, o->name, text);
 }
 
@@ -322,6 +323,14 @@ struct twin twin_output(struct twins *w, const char *name, int64_t rows, int64_t
                         const double *initial, double tolerance)
 {
     return output_of(w, name, twin_of(w, initial, rows, columns), initial != NULL, tolerance);
+}
+
+struct twin twin_output_within(struct twins *w, const char *name, int64_t rows, int64_t columns,
+                               const double *allowed)
+{
+    struct twin twin = twin_output(w, name, rows, columns, NULL, 0.0);
+    w->output[w->output_count - 1].allowed = allowed;
+    return twin;
 }
 
 struct twin twin_output_f32(struct twins *w, const char *name, int64_t rows, int64_t columns,

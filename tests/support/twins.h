@@ -8,6 +8,8 @@
  *
  *     |got - want| <= tolerance (|want| + root mean square of want)
  *
+ * or within a bound of its own for every value, where the test can derive one.
+ *
  * A difference is printed with op, case, first bad index, both values and the tolerance; the test
  * goes on, so that one run shows all that is wrong. twins_table() prints one line an op and dtype.
  *
@@ -38,6 +40,7 @@ struct twin_output {
     void *result[3];                              /* host: GPU, GPU again, CPU */
     int (*decode)(double *out, const void *host); /* of structs; NULL: a tensor */
     double tolerance;
+    const double *allowed; /* of each value; NULL: by the tolerance */
 };
 
 struct twins_row { /* of the table */
@@ -99,6 +102,9 @@ struct twin twin_output(struct twins *w, const char *name, int64_t rows, int64_t
                         const double *initial, double tolerance);
 struct twin twin_output_f32(struct twins *w, const char *name, int64_t rows, int64_t columns,
                             const double *initial, double tolerance);
+/** twin_output_within() - |got - want| <= allowed[i]; @allowed lives until twins_end(). */
+struct twin twin_output_within(struct twins *w, const char *name, int64_t rows, int64_t columns,
+                               const double *allowed);
 /** twin_struct() - @bytes at @initial on both sides. @decode writes a result's values to @out, at
  * most TWIN_MAX_VALUES, and returns their number; their tolerance is relative to each alone. */
 struct twin twin_struct(struct twins *w, const char *name, const void *initial, size_t bytes,

@@ -1,0 +1,334 @@
+/*
+ * Attention on a GPU against the CPU backend: lengths around every tile border, query rows beyond
+ * the keys, rows of no sequence, dropout, guard bytes, two runs with the same bits.
+ *
+ * Without a GPU every test is skipped. TESSERA_SMALL=1 keeps the small cases, for
+ * compute-sanitizer.
+ *
+ * What a value may differ by is derived for each value, from the same numbers in double. With u the
+ * unit round-off of the GPU's dtype (2^-8 or 2^-24) and f = 2^-24:
+ *
+ *   - Every output is a sum over partners, sum_j w_j x_j, whose weights (P with its mask in out and
+ *     dv, dS in dq and dk) the GPU may round to its dtype: w_j (1 + d_j), |d_j| <= u. The sum is
+ *     off by at most u S1, S1 = sum |w_j x_j|. The d_j are rounding errors of unlike numbers,
+ *     centred and as good as independent, so by Hoeffding's inequality the sum is off by more than
+ *     t u S2, S2^2 = sum (w_j x_j)^2, with a chance of 2 exp(-t^2 / 2): 1.3e-9 for t = 6.5, a
+ *     thousandth for the 10^6 values of a run. So u min(S1, 6.5 S2).
+ *   - The result is rounded once: u |want|.
+ *   - fp32 on both sides: sums of up to 512 terms, an exponential whose argument is a difference of
+ *     numbers of the size of 10; 256 f of the sum of the absolute values of all that is added, E.
+ *     In dS = P (mask dP - delta) that is not |dS|, for dP and delta may cancel, but
+ *     P (mask sum_d |dout_d v_d| + sum_d |dout_d out_d|).
+ *
+ * Backward starts from the CPU's out and lse, rounded as the GPU holds them, on both sides; so
+ * delta adds no error of its own.
+ */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/base/out.h"
+#include "tests/support/twins.h"
+
+enum { PRECISIONS = 2 };
+
+struct group {
+    bool gpu;
+    bool small;
+    struct twins twins[PRECISIONS];
+};
+
+static const struct op_limits limits = {
+    .rows = 2048,
+    .channels = 256,
+    .ffn = 1024,
+    .heads = 3,
+    .sequences = 16,
+    .max_length = 512,
+    .vocab_rows = 64,
+    .world_size = 1,
+};
+
+/* ---- batches -------------------------------------------------------------------------------- */
+
+enum { ODD, WHOLE, EDGES, PADDED, NO_ROWS, ONLY_TAIL, LONG, BATCHES };
+
+static const char *const batch_name[BATCHES] = {
+    "odd positions", "whole groups", "tile borders", "padded", "no rows", "only tail", "long"};
+static const int odd_lengths[] = {5, 0, 1, 33, 17, 0}, odd_keys[] = {5, 0, 1, 33, 11, 0};
+static const int edge_lengths[] = {1, 17, 63, 64, 65, 0, 2};
+static const int padded_lengths[] = {65, 64, 130, 17, 33}, padded_keys[] = {40, 64, 65, 0, 1};
+static const int long_lengths[] = {175, 384, 512, 129}, long_keys[] = {175, 384, 500, 128};
+static const int none[] = {0};
+
+static const struct op_batch_spec batch_spec[BATCHES] = {
+    [ODD] = {odd_lengths, odd_keys, 6, 61, 37, 23, 2, 1000}, /* dropout: no whole groups of 8 */
+    [WHOLE] = {odd_lengths, odd_keys, 6, 56, 40, 7, 3, 0},
+    [EDGES] = {edge_lengths, NULL, 7, 219, 128, 23, 2, 5},
+    [PADDED] = {padded_lengths, padded_keys, 5, 309, 192, 23, 2, 70000},
+    [NO_ROWS] = {none, none, 1, 0, 40, 23, 2, 0},
+    [ONLY_TAIL] = {none, none, 1, 13, 40, 23, 2, 0},
+    [LONG] = {long_lengths, long_keys, 4, 1207, 512, 23, 2, 3},
+};
+
+enum { DROP_NONE, DROP_TRAINING, DROP_EVALUATION, DROPS };
+static const char *const drop_name[DROPS] = {"p=0", "p=0.1", "p=0.1 in evaluation"};
+static const float DROP_P = 0.1f;
+
+/* ---- what a value may differ by ------------------------------------------------------------- */
+
+struct sums { /* of one output, a value each; see the top */
+    double *value, *s1, *s2, *e;
+};
+
+static struct sums sums_make(struct op_test *t, int64_t n)
+{
+    return (struct sums){op_zeros(t, n), op_zeros(t, n), op_zeros(t, n), op_zeros(t, n)};
+}
+
+static void sums_add(struct sums *x, int64_t at, double term, double magnitude)
+{
+    x->value[at] += term;
+    x->s1[at] += fabs(term);
+    x->s2[at] += term * term;
+    x->e[at] += magnitude;
+}
+
+/* 5% for terms of second order; the last addend for rows that are zeros. */
+static double *sums_allowed(struct twins *w, struct sums *x, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        x->value[i] = 1.05 * w->u * (fabs(x->value[i]) + fmin(x->s1[i], 6.5 * sqrt(x->s2[i]))) +
+                      256 * w->f * x->e[i] + 1e-30;
+    return x->value;
+}
+
+struct problem {
+    const struct sequences *q;
+    int heads, width;
+    bool drop;
+    const double *qkv, *out, *dout; /* out, dout: NULL in forward */
+    struct sums sum;                /* of out or of dqkv */
+};
+
+static double dot(const double *x, const double *y, int n, bool absolute)
+{
+    double sum = 0;
+    for (int d = 0; d < n; d++)
+        sum += absolute ? fabs(x[d] * y[d]) : x[d] * y[d];
+    return sum;
+}
+
+/* One query row of one head: probabilities into @p, dropout's factors into @factor. */
+static void weights(const struct problem *x, int b, int h, int i, double *p, double *factor)
+{
+    int64_t C = (int64_t)x->heads * x->width, first = x->q->cu_seqlens[b];
+    const double *base = x->qkv + first * 3 * C + h * x->width, *query = base + i * 3 * C;
+    int64_t element = ((int64_t)h * x->q->positions + i) * x->q->positions;
+    double most = -INFINITY, total = 0;
+    for (int j = 0; j < x->q->kv_len[b]; j++) {
+        p[j] = dot(query, base + j * 3 * C + C, x->width, false) / sqrt((double)x->width);
+        most = fmax(most, p[j]);
+    }
+    for (int j = 0; j < x->q->kv_len[b]; j++)
+        total += p[j] = exp(p[j] - most);
+    for (int j = 0; j < x->q->kv_len[b]; j++) {
+        p[j] /= total;
+        factor[j] =
+            x->drop ? op_dropout_factor(DROP_P, SITE_ATTENTION, x->q->sample[b], element + j) : 1.0;
+    }
+}
+
+static void add_out(struct problem *x, int b, int h, int i, const double *p, const double *factor)
+{
+    int64_t C = (int64_t)x->heads * x->width, first = x->q->cu_seqlens[b];
+    for (int j = 0; j < x->q->kv_len[b]; j++)
+        for (int d = 0; d < x->width; d++) {
+            double v = x->qkv[(first + j) * 3 * C + 2 * C + h * x->width + d];
+            double term = p[j] * factor[j] * v;
+            sums_add(&x->sum, (first + i) * C + h * x->width + d, term, fabs(term));
+        }
+}
+
+static void add_gradients(struct problem *x, int b, int h, int i, const double *p,
+                          const double *factor)
+{
+    int64_t C = (int64_t)x->heads * x->width, first = x->q->cu_seqlens[b];
+    int64_t column = h * x->width, mine = (first + i) * 3 * C + column;
+    const double *dout = x->dout + (first + i) * C + column;
+    const double *out = x->out + (first + i) * C + column;
+    double scale = 1.0 / sqrt((double)x->width);
+    double delta = dot(dout, out, x->width, false), delta_size = dot(dout, out, x->width, true);
+    for (int j = 0; j < x->q->kv_len[b]; j++) {
+        int64_t other = (first + j) * 3 * C + column;
+        const double *query = x->qkv + mine, *key = x->qkv + other + C, *v = key + C;
+        double weight = p[j] * factor[j];
+        double ds = p[j] * (factor[j] * dot(dout, v, x->width, false) - delta) * scale;
+        double size = p[j] * (factor[j] * dot(dout, v, x->width, true) + delta_size) * scale;
+        for (int d = 0; d < x->width; d++) {
+            sums_add(&x->sum, mine + d, ds * key[d], size * fabs(key[d]));
+            sums_add(&x->sum, other + C + d, ds * query[d], size * fabs(query[d]));
+            sums_add(&x->sum, other + 2 * C + d, weight * dout[d], weight * fabs(dout[d]));
+        }
+    }
+}
+
+static void add_all(struct op_test *t, struct problem *x)
+{
+    double *p = op_zeros(t, limits.max_length), *factor = op_zeros(t, limits.max_length);
+    for (int b = 0; b < x->q->count; b++)
+        for (int h = 0; h < x->heads; h++)
+            for (int i = 0; i < x->q->cu_seqlens[b + 1] - x->q->cu_seqlens[b]; i++) {
+                weights(x, b, h, i, p, factor);
+                if (x->dout)
+                    add_gradients(x, b, h, i, p, factor);
+                else
+                    add_out(x, b, h, i, p, factor);
+            }
+}
+
+/* ---- cases ---------------------------------------------------------------------------------- */
+
+static int group_open(void **state)
+{
+    static struct group group;
+    const char *small = getenv("TESSERA_SMALL");
+    group.gpu = device_cuda_count() > 0;
+    group.small = small && strcmp(small, "1") == 0;
+    *state = &group;
+    if (!group.gpu)
+        return 0;
+    twins_open(&group.twins[0], PRECISION_FP32, &limits);
+    twins_open(&group.twins[1], PRECISION_BF16, &limits);
+    out("GPU: %s\n", group.twins[0].side[SIDE_GPU].device->name);
+    return 0;
+}
+
+static int group_close(void **state)
+{
+    struct group *g = *state;
+    if (!g->gpu)
+        return 0;
+    for (int i = 0; i < PRECISIONS; i++) {
+        twins_table(&g->twins[i]);
+        twins_close(&g->twins[i]);
+    }
+    return out_flush() == ST_OK ? 0 : -1;
+}
+
+struct attention_size {
+    int heads, width;
+};
+
+static void attention_case(struct twins *w, int batch, struct attention_size z, int kind)
+{
+    const struct op_batch_spec *spec = &batch_spec[batch];
+    int64_t T = spec->rows, C = (int64_t)z.heads * z.width;
+    struct op_test *gpu = &w->side[SIDE_GPU], *cpu = &w->side[SIDE_CPU];
+    struct op_batch b[SIDES];
+    float p = kind == DROP_NONE ? 0.0f : DROP_P;
+
+    twins_begin(w, "attention_forward", "%s H=%d D=%d %s", batch_name[batch], z.heads, z.width,
+                drop_name[kind]);
+    twin_batch(w, b, spec);
+    struct twin_dropout drop = twin_dropout(w, p, SITE_ATTENTION, kind == DROP_TRAINING);
+    double *values = op_random(gpu, T * 3 * C, 1.0);
+    struct problem x = {.q = &b[SIDE_CPU].host,
+                        .heads = z.heads,
+                        .width = z.width,
+                        .drop = kind == DROP_TRAINING,
+                        .qkv = values,
+                        .sum = sums_make(gpu, T * C)};
+    add_all(gpu, &x);
+    struct twin qkv = twin_of(w, values, T, 3 * C);
+    struct twin out = twin_output_within(w, "out", T, C, sums_allowed(w, &x.sum, T * C));
+    struct twin lse = twin_output_f32(w, "lse", z.heads, T, NULL, 64 * w->f);
+    TWINS_RUN(w, op_attention_forward(ON_STREAM(w), ON(w, out), ON(w, lse), ON(w, qkv),
+                                      ON_BATCH(w, b), z.heads, drop.side[w->now]));
+    /* The CPU's results, rounded, are what both backward passes start from. */
+    double *forward = op_get(cpu, out.side[SIDE_CPU]), *sums = op_get(cpu, lse.side[SIDE_CPU]);
+    double *keep[3] = {NULL, NULL, NULL};
+    const double *from[3] = {values, forward, sums};
+    const int64_t count[3] = {T * 3 * C, T * C, z.heads * T};
+    for (int i = 0; i < 3; i++) { /* twins_end() frees what the twins hold */
+        assert_ok(mem_alloc(&keep[i], (size_t)(count[i] + 1) * sizeof(double)));
+        memcpy(keep[i], from[i], (size_t)count[i] * sizeof(double));
+    }
+    for (int64_t i = 0; i < count[1]; i++)
+        keep[1][i] = op_round(gpu->dtype, keep[1][i]);
+    twins_end(w);
+
+    twins_begin(w, "attention_backward", "%s H=%d D=%d %s", batch_name[batch], z.heads, z.width,
+                drop_name[kind]);
+    twin_batch(w, b, spec);
+    drop = twin_dropout(w, p, SITE_ATTENTION, kind == DROP_TRAINING);
+    qkv = twin_of(w, keep[0], T, 3 * C);
+    out = twin_of(w, keep[1], T, C);
+    lse = twin_of_f32(w, keep[2], z.heads, T);
+    values = op_random(gpu, T * C, 1.0);
+    x = (struct problem){.q = &b[SIDE_CPU].host,
+                         .heads = z.heads,
+                         .width = z.width,
+                         .drop = kind == DROP_TRAINING,
+                         .qkv = keep[0],
+                         .out = keep[1],
+                         .dout = values,
+                         .sum = sums_make(gpu, T * 3 * C)};
+    add_all(gpu, &x);
+    struct twin dout = twin_of(w, values, T, C);
+    struct twin d = twin_output_within(w, "dqkv", T, 3 * C, sums_allowed(w, &x.sum, T * 3 * C));
+    TWINS_RUN(w, op_attention_backward(ON_STREAM(w), ON(w, d), ON(w, dout), ON(w, out), ON(w, lse),
+                                       ON(w, qkv), ON_BATCH(w, b), z.heads, drop.side[w->now]));
+    twins_end(w);
+    for (int i = 0; i < 3; i++)
+        mem_free(&keep[i]);
+}
+
+/* Both precisions, all kinds of dropout, widths of both kinds of kernels; fails if any case did. */
+static void attention_cases(void **state, int first, int end)
+{
+    static const struct attention_size sizes[] = {{2, 32}, {2, 64}, {1, 128},
+                                                  {3, 8},  {2, 24}, {1, 200}};
+    struct group *g = *state;
+    int failures = 0;
+    if (!g->gpu)
+        skip();
+    for (int k = 0; k < PRECISIONS; k++) {
+        struct twins *w = &g->twins[k];
+        w->failures = 0;
+        for (int batch = first; batch < end; batch++)
+            for (int i = 0; i < (batch == LONG ? 3 : 6); i++)
+                for (int kind = 0; kind < DROPS; kind++)
+                    attention_case(w, batch, sizes[i], kind);
+        failures += w->failures;
+    }
+    assert_int_equal(failures, 0);
+}
+
+static void short_sequences_agree_with_the_cpu(void **state)
+{
+    attention_cases(state, ODD, NO_ROWS);
+}
+
+static void b25_no_rows_and_rows_of_no_sequence(void **state)
+{
+    attention_cases(state, NO_ROWS, LONG);
+}
+
+static void long_sequences_agree_with_the_cpu(void **state)
+{
+    struct group *g = *state;
+    if (g->small)
+        skip();
+    attention_cases(state, LONG, BATCHES);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(short_sequences_agree_with_the_cpu),
+        cmocka_unit_test(b25_no_rows_and_rows_of_no_sequence),
+        cmocka_unit_test(long_sequences_agree_with_the_cpu),
+    };
+    return cmocka_run_group_tests(tests, group_open, group_close);
+}
