@@ -3,8 +3,8 @@
  *
  * The file holds one token a line; the line number, from 0, is the id. Line ends are LF or CRLF,
  * the last one may be missing, a byte order mark is skipped. Tokens that continue a word begin with
- * "##". A file whose name ends with .json is a tokenizer.json (io/vocab_json.h). The four tokens that
- * question answering needs have to be there: [PAD] [UNK] [CLS] [SEP].
+ * "##". A file whose name ends with .json is a tokenizer.json (io/vocab_json.h). The four tokens
+ * that question answering needs have to be there: [PAD] [UNK] [CLS] [SEP].
  *
  * Threads: a loaded vocabulary is read-only and may be shared.
  */

@@ -62,6 +62,6 @@ rm -f $dir/question.txt $dir/context.txt
 cat <<'TEXT'
 
 EM and F1 are percent. With QUESTIONS=all it learns from all 4,370 bundled questions, which takes
-about three times as long and answers better; with all of SQuAD's 87,599 (configs/minilm-squad.yaml)
+about three times as long; with all of SQuAD's 87,599 (configs/minilm-squad.yaml)
 it wants GPUs, or a night.
 TEXT

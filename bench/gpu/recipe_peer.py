@@ -19,6 +19,7 @@ import torch
 
 LENGTH, STRIDE, MICRO_BATCH, EVAL_BATCH = 384, 128, 8, 64
 N_BEST, LONGEST = 20, 30
+CLS, SEP = 101, 102  # of BERT's uncased vocabulary
 
 
 # ---- windows ----
@@ -37,22 +38,37 @@ def label(window, answer):
             first + int(np.searchsorted(ends, end, side="left")))
 
 
-def window_of(encoding, example):
-    ids = np.array(encoding.ids, np.int32)
-    types = np.array(encoding.type_ids, np.int8)
-    first = len(ids) - int(types.sum())  # type 1 is the context and the last [SEP]
-    return {"example": example, "ids": ids, "types": types, "context": (first, len(ids) - 2),
-            "offsets": np.array(encoding.offsets, np.int32)}
+def cut(question, context, offsets, example):
+    """[CLS] question [SEP] window [SEP]; windows share STRIDE tokens of the context."""
+    room = LENGTH - 3 - len(question)
+    windows, first = [], 0
+    while True:
+        part = context[first:first + room]
+        ids = np.array([CLS, *question, SEP, *part, SEP], np.int32)
+        before, count = len(question) + 2, len(part)
+        types = np.zeros(len(ids), np.int8)
+        types[before:] = 1
+        spans = np.zeros((len(ids), 2), np.int32)
+        spans[before:before + count] = offsets[first:first + count]
+        windows.append({"example": example, "ids": ids, "types": types, "offsets": spans,
+                        "context": (before, before + count - 1)})
+        if first + room >= len(context):
+            return windows
+        first += room - STRIDE
 
 
 def make_features(folder, name, tokenizer):
     with open(os.path.join(folder, name + ".json"), encoding="utf-8") as f:
         articles = json.load(f)["data"]
     questions = [(q, p["context"]) for a in articles for p in a["paragraphs"] for q in p["qas"]]
-    encoded = tokenizer.encode_batch([(q["question"].lstrip(), c) for q, c in questions])
+    texts = list(dict.fromkeys(c for _, c in questions))
+    contexts = {}
+    for text, e in zip(texts, tokenizer.encode_batch(texts, add_special_tokens=False)):
+        contexts[text] = (e.ids, np.array(e.offsets, np.int32).reshape(-1, 2))
+    asked = tokenizer.encode_batch([q["question"] for q, _ in questions], add_special_tokens=False)
     windows, lines = [], []
-    for i, (question, _) in enumerate(questions):
-        mine = [window_of(e, i) for e in (encoded[i], *encoded[i].overflowing)]
+    for i, (question, text) in enumerate(questions):
+        mine = cut(asked[i].ids, *contexts[text], i)
         answer = question["answers"][0] if question.get("answers") else None
         checksum = 0
         for w in mine:
@@ -83,7 +99,6 @@ def make_features(folder, name, tokenizer):
 def features(folder, vocab):
     from tokenizers import BertWordPieceTokenizer
     tokenizer = BertWordPieceTokenizer(vocab, lowercase=True)
-    tokenizer.enable_truncation(LENGTH, stride=STRIDE, strategy="only_second")
     counts = {name: make_features(folder, name, tokenizer) for name in ("train", "eval")}
     with open(os.path.join(folder, "features.json"), "w", encoding="utf-8") as f:
         json.dump(counts, f)
