@@ -1,7 +1,7 @@
 /*
  * From a file to windows of tokens: SQuAD's development set, on one core. Each line: median and
- * fastest-to-slowest spread of the repeats, in seconds of this thread's CPU time, so that other work
- * on the machine does not count. The number of windows is checked before anything is timed.
+ * fastest-to-slowest spread of the repeats, in seconds of this thread's CPU time, so that other
+ * work on the machine does not count. The number of windows is checked before anything is timed.
  *
  * usage: build/release/bench/data      (from the root of the repository)
  */
