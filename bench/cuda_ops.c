@@ -137,9 +137,9 @@ static enum status gelu_forward(struct work *w, struct cost *c)
 
 static enum status gelu_backward(struct work *w, struct cost *c)
 {
-    struct tensor d = half2(w, w->T, w->F), x = half2(w, w->T, w->F);
-    c->bytes = 6.0 * (double)(w->T * w->F);
-    return w->a.base ? op_gelu_backward(w->b->s, d, d, x) : ST_OK;
+    struct tensor d = half2(w, w->T, w->F), x = half2(w, w->T, w->F), dbias = full1(w, w->F);
+    c->bytes = 8.0 * (double)(w->T * w->F);
+    return w->a.base ? op_gelu_backward(w->b->s, d, x, dbias, d, x, false) : ST_OK;
 }
 
 static enum status residual_forward(struct work *w, struct cost *c)
@@ -156,11 +156,11 @@ static enum status residual_backward(struct work *w, struct cost *c)
 {
     struct tensor dx = half2(w, w->T, w->C), dy = half2(w, w->T, w->C), z = half2(w, w->T, w->C);
     struct tensor stats = full2(w, 2, w->T), gamma = half1(w, w->C);
-    struct tensor dgamma = full1(w, w->C), dbeta = full1(w, w->C);
+    struct tensor dgamma = full1(w, w->C), dbeta = full1(w, w->C), dbias = full1(w, w->C);
     c->bytes = 8.0 * (double)(w->T * w->C);
     return w->a.base
-               ? op_residual_norm_backward(w->b->s, dx, dy, dgamma, dbeta, dx, z, stats, gamma,
-                                           &w->b->q, dropout_at(w, SITE_FFN_OUTPUT), false)
+               ? op_residual_norm_backward(w->b->s, dx, dy, dgamma, dbeta, dbias, dx, z, stats,
+                                           gamma, &w->b->q, dropout_at(w, SITE_FFN_OUTPUT), false)
                : ST_OK;
 }
 

@@ -218,7 +218,7 @@ static enum status run_gelu(struct bench *b)
 
 static enum status run_gelu_backward(struct bench *b)
 {
-    return op_gelu_backward(b->s, b->wide2, b->wide2, b->wide);
+    return op_gelu_backward(b->s, b->wide2, b->wide, (struct tensor){0}, b->wide2, b->wide, false);
 }
 
 static enum status run_adamw(struct bench *b)
@@ -381,7 +381,7 @@ int main(int argc, char **argv)
         {"residual_norm_forward", run_norm, 4 * rows, false},
         {"residual_norm_forward, dropout", run_norm_dropout, 4 * rows, false},
         {"gelu_forward", run_gelu, 2 * wide, false},
-        {"gelu_backward", run_gelu_backward, 3 * wide, false},
+        {"gelu_backward", run_gelu_backward, 4 * wide, false},
         {"adamw 4M", run_adamw, 7.0 * (4 << 20) * sizeof(float), false},
         {"squared_norm 4M", run_squared_norm, (4 << 20) * sizeof(float), false},
     };

@@ -145,7 +145,7 @@ static void emit_backward(struct builder *b, struct item it)
         operand_add(in, ROLE_DACT_OUT, ACCESS_READ, b->dact[u->act_out]);
     if (u->act_in >= 0 && !in_place)
         operand_add(in, ROLE_DACT_IN, ACCESS_WRITE, b->dact[u->act_in]);
-    operand_add(in, ROLE_SAVED, ACCESS_READ, b->saved[it.unit]);
+    operand_add(in, ROLE_SAVED, ACCESS_READ_WRITE, b->saved[it.unit]);
     add_scratch(b, in, it.unit, it.micro_batch, bytes->units[it.unit].backward_scratch);
 }
 

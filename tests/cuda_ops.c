@@ -24,7 +24,7 @@ struct group {
 
 static const struct op_limits limits = {
     .rows = 2048,
-    .channels = 1100,
+    .channels = 2056,
     .ffn = 4096,
     .heads = 16,
     .sequences = 64,
@@ -111,6 +111,30 @@ static void each(void **state, void (*cases)(const struct group *g, struct twins
 
 /* ---- gelu ----------------------------------------------------------------------------------- */
 
+/* Alone, and as a block calls it: dpre is dout, act is pre. */
+static void gelu_backward_case(struct twins *w, int64_t T, int64_t F, bool in_place, bool bias)
+{
+    struct op_test *t = &w->side[SIDE_GPU];
+    bool add = in_place;
+    double tolerance = 1.05 * w->u + 32 * w->f, *start = NULL;
+    twins_begin(w, "gelu_backward", "T=%d F=%d%s%s", (int)T, (int)F,
+                in_place ? " in place, add" : " set", bias ? "" : ", dbias frozen");
+    if (in_place)
+        start = op_random(t, T * F, 2.0);
+    struct twin act = twin_output(w, "act", T, F, start, tolerance);
+    struct twin pre = in_place ? act : twin_random(w, T, F, 2.0);
+    if (in_place)
+        start = op_random(t, T * F, 1.0);
+    struct twin dpre = twin_output(w, "dpre", T, F, start, tolerance);
+    struct twin dout = in_place ? dpre : twin_random(w, T, F, 1.0), dbias = twin_none();
+    if (bias)
+        dbias = twin_1d(twin_output_f32(w, "dbias", 1, F, add ? op_random_f32(t, F, 1.0) : NULL,
+                                        8 * (sqrt((double)T) + 4) * w->f));
+    TWINS_RUN(w, op_gelu_backward(ON_STREAM(w), ON(w, dpre), ON(w, act), ON(w, dbias), ON(w, dout),
+                                  ON(w, pre), add));
+    twins_end(w);
+}
+
 static void gelu_cases(const struct group *g, struct twins *w)
 {
     static const int sizes[] = {1, 7, 8, 263, 2049, 100000};
@@ -121,13 +145,12 @@ static void gelu_cases(const struct group *g, struct twins *w)
         struct twin y = twin_output(w, "out", 1, n, NULL, 1.05 * w->u + 32 * w->f);
         TWINS_RUN(w, op_gelu_forward(ON_STREAM(w), ON(w, y), ON(w, x)));
         twins_end(w);
-
-        twins_begin(w, "gelu_backward", "n=%d, dpre is dout", n);
-        x = twin_random(w, 1, n, 2.0);
-        double *dout = op_random(&w->side[SIDE_GPU], n, 1.0);
-        struct twin d = twin_output(w, "dpre", 1, n, dout, 1.05 * w->u + 32 * w->f);
-        TWINS_RUN(w, op_gelu_backward(ON_STREAM(w), ON(w, d), ON(w, d), ON(w, x)));
-        twins_end(w);
+    }
+    static const int rows[] = {0, 1, 5, 61, 64, 1000}, columns[] = {8, 1, 63, 264, 256, 1032};
+    for (int i = 0; i < (g->small ? 5 : 6); i++) {
+        gelu_backward_case(w, rows[i], columns[i], false, true);
+        gelu_backward_case(w, rows[i], columns[i], true, true);
+        gelu_backward_case(w, rows[i], columns[i], false, false);
     }
 }
 
@@ -381,22 +404,26 @@ static void residual_norm_backward_case(struct twins *w, int batch, int64_t C, i
     struct twin gamma = twin_1d(twin_random(w, 1, C, 1.0));
     struct twin dx = twin_output(w, "dx", T, C, NULL, 1.05 * w->u + 64 * w->f);
     struct twin dy = twin_output(w, "dy", T, C, NULL, 1.05 * w->u + 64 * w->f);
-    struct twin dgamma = twin_none();
+    struct twin dgamma = twin_none(), dbias = twin_none();
+    if (kind != DROP_EVALUATION)
+        dbias = twin_1d(
+            twin_output_f32(w, "dbias", 1, C, add ? op_random_f32(t, C, 1.0) : NULL, 256 * w->f));
     if (!frozen)
         dgamma = twin_1d(twin_output_f32(w, "dgamma", 1, C, NULL, 128 * w->f));
     struct twin dbeta = twin_1d(
         twin_output_f32(w, "dbeta", 1, C, add ? op_random_f32(t, C, 1.0) : NULL, 128 * w->f));
     TWINS_RUN(w, op_residual_norm_backward(ON_STREAM(w), ON(w, dx), ON(w, dy), ON(w, dgamma),
-                                           ON(w, dbeta), ON(w, dout), ON(w, z), ON(w, stats),
-                                           ON(w, gamma), ON_BATCH(w, b), drop.side[w->now], add));
+                                           ON(w, dbeta), ON(w, dbias), ON(w, dout), ON(w, z),
+                                           ON(w, stats), ON(w, gamma), ON_BATCH(w, b),
+                                           drop.side[w->now], add));
     twins_end(w);
 }
 
 static void norm_cases(const struct group *g, struct twins *w)
 {
-    static const int channels[] = {8, 63, 64, 264, 768, 1024, 1100};
+    static const int channels[] = {8, 63, 384, 64, 264, 768, 1024, 1100, 2056};
     for (int batch = 0; batch < batch_count(g); batch++)
-        for (int i = 0; i < (g->small ? 3 : 7); i++)
+        for (int i = 0; i < (g->small ? 3 : 9); i++)
             for (int kind = 0; kind < DROPS; kind++) {
                 embedding_norm_forward_case(w, batch, channels[i], kind, true);
                 embedding_norm_forward_case(w, batch, channels[i], kind, false);

@@ -32,12 +32,39 @@ static void gelu_is_x_phi_of_x_at_any_size(void **state)
         }
         struct tensor pre = op_put_2d(t, x, 1, n), out = op_put_2d(t, NULL, 1, n);
         struct tensor dout = op_put_2d(t, dy, 1, n), dpre = op_put_2d(t, NULL, 1, n);
+        struct tensor act = op_put_2d(t, NULL, 1, n);
         assert_ok(op_gelu_forward(t->s, out, pre));
-        assert_ok(op_gelu_backward(t->s, dpre, dout, pre));
+        assert_ok(op_gelu_backward(t->s, dpre, act, op_none(), dout, pre, false));
         op_close("out", op_get(t, out), want, n, 4 * t->eps * op_largest(want, n));
         op_close("dpre", op_get(t, dpre), dwant, n, 8 * t->eps * op_largest(dwant, n));
-        assert_ok(op_gelu_backward(t->s, dout, dout, pre));
+        op_same("act", op_get(t, act), op_get(t, out), n);
+        assert_ok(op_gelu_backward(t->s, dout, pre, op_none(), dout, pre, false));
         op_same("in place", op_get(t, dout), op_get(t, dpre), n);
+        op_same("act in place", op_get(t, pre), op_get(t, out), n);
+    }
+}
+
+static void gelu_backward_sums_the_bias_gradient(void **state)
+{
+    struct op_test *t = *state;
+    const int64_t sizes[][2] = {{0, 5}, {1, 1}, {61, 19}, {70, 72}};
+    for (int k = 0; k < 4; k++) {
+        int64_t T = sizes[k][0], F = sizes[k][1];
+        double *x = op_random(t, T * F, 2.0), *dy = op_random(t, T * F, 1.0);
+        double *want = op_zeros(t, F), *before = op_random_f32(t, F, 1.0);
+        for (int64_t i = 0; i < T * F; i++)
+            want[i % F] += dy[i] * reference_gradient(x[i]);
+        struct tensor dbias = op_put_f32_1d(t, NULL, F), act = op_put_2d(t, NULL, T, F);
+        struct tensor dpre = op_put_2d(t, NULL, T, F), dout = op_put_2d(t, dy, T, F);
+        struct tensor pre = op_put_2d(t, x, T, F);
+        double near = 8 * t->eps * (double)(T + 1);
+        assert_ok(op_gelu_backward(t->s, dpre, act, dbias, dout, pre, false));
+        op_close("dbias", op_get(t, dbias), want, F, near);
+        for (int64_t c = 0; c < F; c++)
+            want[c] += before[c];
+        dbias = op_put_f32_1d(t, before, F);
+        assert_ok(op_gelu_backward(t->s, dpre, act, dbias, dout, pre, true));
+        op_close("dbias, added", op_get(t, dbias), want, F, near);
     }
 }
 
@@ -61,10 +88,10 @@ static void gelu_error_is_below_6_ulp_to_13_standard_deviations(void **state)
     double *one = op_zeros(t, N);
     for (int i = 0; i < N; i++)
         one[i] = 1.0;
-    struct tensor pre = op_put_1d(t, x, N), out = op_put_1d(t, NULL, N);
-    struct tensor dout = op_put_1d(t, one, N);
+    struct tensor pre = op_put_2d(t, x, 1, N), out = op_put_2d(t, NULL, 1, N);
+    struct tensor dout = op_put_2d(t, one, 1, N);
     assert_ok(op_gelu_forward(t->s, out, pre));
-    assert_ok(op_gelu_backward(t->s, dout, dout, pre));
+    assert_ok(op_gelu_backward(t->s, dout, op_put_2d(t, NULL, 1, N), op_none(), dout, pre, false));
     double *got = op_get(t, out), *dgot = op_get(t, dout);
     for (int i = 0; i < N; i++) {
         worst = x[i] == 0 ? worst : fmax(worst, ulps(got[i], reference(x[i])));
@@ -98,6 +125,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(gelu_is_x_phi_of_x_at_any_size),
+        cmocka_unit_test(gelu_backward_sums_the_bias_gradient),
         cmocka_unit_test(gelu_error_is_below_6_ulp_to_13_standard_deviations),
         cmocka_unit_test(gelu_of_extremes),
     };

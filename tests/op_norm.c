@@ -182,30 +182,36 @@ static void check_residual_backward(struct op_test *t, float p)
     reference_sum(&w);
     round_all(t, w.z, T * C);
     struct gradients g = numeric(t, &w);
-    double *dy = op_zeros(t, T * C), *before = op_random_f32(t, C, 1.0);
-    for (int64_t i = 0; i < T * C; i++)
+    double *dy = op_zeros(t, T * C), *before = op_random_f32(t, C, 1.0), *bias = op_zeros(t, C);
+    for (int64_t i = 0; i < T * C; i++) {
         dy[i] = b.host.row_sequence[i / C] < 0 ? 0.0 : g.z[i] * factor(&w, i / C, i % C);
+        bias[i % C] += dy[i];
+    }
 
     struct tensor dout = op_put_2d(t, w.dout, T, C), z = op_put_2d(t, w.z, T, C);
     struct tensor stats = op_put_f32_2d(t, w.mean, 2, T), gamma = op_put_1d(t, w.gamma, C);
     struct tensor dx = op_put_2d(t, NULL, T, C), ddy = op_put_2d(t, NULL, T, C);
     struct tensor dgamma = op_put_f32_1d(t, NULL, C), dbeta = op_put_f32_1d(t, before, C);
     struct dropout drop = op_dropout(t, p, w.site);
-    assert_ok(op_residual_norm_backward(t->s, dx, ddy, dgamma, op_none(), dout, z, stats, gamma,
-                                        &b.q, drop, false));
+    struct tensor dbias = op_put_f32_1d(t, NULL, C), more = op_put_f32_1d(t, before, C);
+    assert_ok(op_residual_norm_backward(t->s, dx, ddy, dgamma, op_none(), dbias, dout, z, stats,
+                                        gamma, &b.q, drop, false));
     double near = 32 * t->eps * op_largest(g.z, T * C);
     op_close("dx", op_get(t, dx), g.z, T * C, near);
     op_close("dy", op_get(t, ddy), dy, T * C, 2 * near);
     op_close("dgamma", op_get(t, dgamma), g.gamma, C, 61 * 1.2e-7 * 8);
+    op_close("dbias", op_get(t, dbias), bias, C, 61 * 2 * near);
 
     /* In place, adding, with the other gradient frozen. */
     plus(g.beta, before, C);
+    plus(bias, before, C);
     struct tensor over = p > 0.0f ? op_put_2d(t, NULL, T, C) : dout;
-    assert_ok(op_residual_norm_backward(t->s, dout, over, op_none(), dbeta, dout, z, stats, gamma,
-                                        &b.q, drop, true));
+    assert_ok(op_residual_norm_backward(t->s, dout, over, op_none(), dbeta, more, dout, z, stats,
+                                        gamma, &b.q, drop, true));
     op_same("in place", op_get(t, dout), op_get(t, dx), T * C);
     op_same("dy again", op_get(t, over), op_get(t, ddy), T * C);
     op_close("dbeta", op_get(t, dbeta), g.beta, C, 61 * 1.2e-7 * 8);
+    op_close("dbias, added", op_get(t, more), bias, C, 61 * 2 * near);
 }
 
 static void residual_norm_backward_is_the_gradient_of_forward(void **state)

@@ -24,7 +24,7 @@ struct block_saved {
     byte *attn;             /* (T, C) */
     byte *z1;               /* (T, C) first the projection, then its sum with x, in place */
     byte *ln1;              /* (T, C) */
-    byte *pre;              /* (T, F) */
+    byte *pre;              /* (T, F); in BACKWARD it becomes gelu(pre) */
     byte *z2;               /* (T, C) first the feed-forward output, then its sum with ln1 */
     float *lse;             /* (H, T) */
     float *stats1, *stats2; /* (2, T) */
@@ -35,11 +35,11 @@ struct block_forward_scratch {
     byte *act; /* (T, F), at least (T, C) */
 };
 
-/* Two phases share one place: the feed-forward needs act, attention needs dattn and dqkv. */
+/* Two phases share one place: the feed-forward needs dpre, attention needs dattn and dqkv. */
 struct block_backward_scratch {
     byte *dbranch; /* (T, C) gradient of what a dropout got: feed-forward output, projection */
-    byte *act;     /* (T, F) gelu(pre); then its gradient; then that of pre */
-    byte *dattn;   /* (T, C) in act's place */
+    byte *dpre;    /* (T, F) gradient of gelu(pre), then of pre */
+    byte *dattn;   /* (T, C) in dpre's place */
     byte *dqkv;    /* (T, 3C) behind dattn */
 };
 
@@ -73,7 +73,7 @@ static void backward_scratch_bind(struct arena *a, struct block_backward_scratch
 {
     bind_rows(a, &s->dbranch, m, T, m->dims.hidden);
     struct arena attention = *a;
-    bind_rows(a, &s->act, m, T, m->dims.ffn);
+    bind_rows(a, &s->dpre, m, T, m->dims.ffn);
     bind_rows(&attention, &s->dattn, m, T, m->dims.hidden);
     bind_rows(&attention, &s->dqkv, m, T, 3 * m->dims.hidden);
     if (attention.used > a->used)
@@ -195,18 +195,18 @@ static enum status forward(const struct model *m, const struct model_unit *u,
 
 /* From the gradient of out to that of ln1, in @dx. */
 static enum status ffn_backward(const struct block *k, struct tensor dx, struct tensor dout,
-                                struct tensor dff, struct tensor gelu)
+                                struct tensor dff, struct tensor dpre)
 {
     bool add = k->call->grads_add;
-    TRY(op_residual_norm_backward(k->stream, dx, dff, grad(k, LN2_GAMMA), grad(k, LN2_BETA), dout,
-                                  k->z2, k->stats2, param(k, LN2_GAMMA), k->call->sequences,
-                                  dropout(k, SITE_FFN_OUTPUT), add));
-    TRY(op_gelu_forward(k->stream, gelu, k->pre));
-    TRY(op_linear_backward_weight(k->stream, grad(k, FC2_W), grad(k, FC2_B), dff, gelu, add));
-    struct tensor dpre = gelu; /* in its place: it has been read */
+    const struct tensor none = {0}; /* bias gradients are made where dy is */
+    TRY(op_residual_norm_backward(k->stream, dx, dff, grad(k, LN2_GAMMA), grad(k, LN2_BETA),
+                                  grad(k, FC2_B), dout, k->z2, k->stats2, param(k, LN2_GAMMA),
+                                  k->call->sequences, dropout(k, SITE_FFN_OUTPUT), add));
     TRY(op_linear_backward_data(k->stream, dpre, dff, param(k, FC2_W), false));
-    TRY(op_gelu_backward(k->stream, dpre, dpre, k->pre));
-    TRY(op_linear_backward_weight(k->stream, grad(k, FC1_W), grad(k, FC1_B), dpre, k->ln1, add));
+    struct tensor gelu = k->pre; /* in its place: nothing reads it behind this */
+    TRY(op_gelu_backward(k->stream, dpre, gelu, grad(k, FC1_B), dpre, k->pre, add));
+    TRY(op_linear_backward_weight(k->stream, grad(k, FC2_W), none, dff, gelu, add));
+    TRY(op_linear_backward_weight(k->stream, grad(k, FC1_W), none, dpre, k->ln1, add));
     TRY(op_linear_backward_data(k->stream, dx, dpre, param(k, FC1_W), true));
     return ST_OK;
 }
@@ -216,11 +216,11 @@ static enum status attention_backward(const struct block *k, struct tensor dx, s
                                       struct tensor dattn, struct tensor dqkv)
 {
     bool add = k->call->grads_add;
-    TRY(op_residual_norm_backward(k->stream, dx, dproj, grad(k, LN1_GAMMA), grad(k, LN1_BETA), dx,
-                                  k->z1, k->stats1, param(k, LN1_GAMMA), k->call->sequences,
-                                  dropout(k, SITE_ATTENTION_OUTPUT), add));
-    TRY(op_linear_backward_weight(k->stream, grad(k, PROJ_W), grad(k, PROJ_B), dproj, k->attn,
-                                  add));
+    const struct tensor none = {0};
+    TRY(op_residual_norm_backward(k->stream, dx, dproj, grad(k, LN1_GAMMA), grad(k, LN1_BETA),
+                                  grad(k, PROJ_B), dx, k->z1, k->stats1, param(k, LN1_GAMMA),
+                                  k->call->sequences, dropout(k, SITE_ATTENTION_OUTPUT), add));
+    TRY(op_linear_backward_weight(k->stream, grad(k, PROJ_W), none, dproj, k->attn, add));
     TRY(op_linear_backward_data(k->stream, dattn, dproj, param(k, PROJ_W), false));
     TRY(op_attention_backward(k->stream, dqkv, dattn, k->attn, k->lse, k->qkv, k->call->sequences,
                               (int)k->m->dims.heads, dropout(k, SITE_ATTENTION)));
@@ -239,7 +239,7 @@ static enum status backward(const struct model *m, const struct model_unit *u,
     backward_scratch_bind(&a, &s, m, call->sequences->rows);
     struct tensor dx = act(&k, call->dact_in, C), dbranch = act(&k, s.dbranch, C);
     TRY(unit_grads_begin(m, u, call));
-    TRY(ffn_backward(&k, dx, act(&k, call->dact_out, C), dbranch, act(&k, s.act, m->dims.ffn)));
+    TRY(ffn_backward(&k, dx, act(&k, call->dact_out, C), dbranch, act(&k, s.dpre, m->dims.ffn)));
     TRY(attention_backward(&k, dx, dbranch, act(&k, s.dattn, C), act(&k, s.dqkv, 3 * C)));
     return ST_OK;
 }

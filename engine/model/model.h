@@ -9,8 +9,9 @@
  *
  *     BERT: [word table part 0..k] -> 0 -> [embedding norm] -> 1 -> [block 0] -> 2 .. -> [head]
  *
- * What a unit keeps between FORWARD and BACKWARD is its saved buffer; scratch lives within one
- * call. One bind function sizes and lays out each, so the two agree (STYLE section 7).
+ * What a unit keeps between FORWARD and BACKWARD is its saved buffer, which BACKWARD may write over;
+ * scratch lives within one call. One bind function sizes and lays out each, so the two agree (STYLE
+ * section 7).
  *
  * A model never sees a collective, its rank or the zero stage.
  */

@@ -12,25 +12,44 @@ enum status stream_scratch(void **out, const struct stream *s, size_t bytes)
     return ST_OK;
 }
 
-/* Block (x, 0): 32 columns; row lane r adds parts r, r + 8, ... Bytes: the partial sums once. */
-__global__ static void columns_finish_kernel(float *out, const float *partial, int64_t parts,
-                                             int64_t columns, bool add)
+enum { FINISH_THREADS = 1024, FINISH_LANES = FINISH_THREADS / 32 };
+
+/*
+ * Block (x, y): 32 columns of set y. Row lane r adds parts r, r + 32, ...; then warp w adds the row
+ * lanes of column w by a butterfly. Bytes: the partial sums once.
+ */
+__global__ static void __launch_bounds__(FINISH_THREADS)
+    columns_finish_kernel(struct column_sets sets, const float *partial, int64_t parts,
+                          int64_t columns, bool add)
 {
-    int64_t c0 = (int64_t)blockIdx.x * 32, c = c0 + threadIdx.x % 32;
-    float sum[1] = {0.0f};
-    if (c < columns)
-        for (int64_t p = threadIdx.x / 32; p < parts; p += COLUMN_LANES)
-            sum[0] += partial[p * columns + c];
-    columns_block<1>(sum, out, c0, columns, add);
+    __shared__ float tile[FINISH_LANES][33];
+    float *out = sets.out[blockIdx.y];
+    int lane = threadIdx.x % 32, row = threadIdx.x / 32;
+    int64_t c0 = (int64_t)blockIdx.x * 32, stride = columns * sets.count;
+    if (!out)
+        return;
+    float sum = 0.0f;
+    if (c0 + lane < columns)
+        for (int64_t p = row; p < parts; p += FINISH_LANES)
+            sum += partial[p * stride + blockIdx.y * columns + c0 + lane];
+    tile[row][lane] = sum;
+    __syncthreads();
+    sum = warp_sum(tile[lane][row]);
+    if (lane == 0 && c0 + row < columns)
+        out[c0 + row] = (add ? out[c0 + row] : 0.0f) + sum;
 }
 
-enum status columns_finish(struct stream *s, float *out, const float *partial, int64_t parts,
-                           int64_t columns, bool add)
+enum status columns_finish(struct stream *s, struct column_sets sets, const float *partial,
+                           int64_t parts, int64_t columns, bool add)
 {
-    if (columns == 0)
+    bool wanted = false;
+    for (int i = 0; i < sets.count; i++)
+        wanted |= sets.out[i] != NULL;
+    if (columns == 0 || !wanted)
         return ST_OK;
-    columns_finish_kernel<<<(unsigned)div_up(columns, 32), COLUMN_THREADS, 0, stream_cuda(s)>>>(
-        out, partial, parts, columns, add);
+    columns_finish_kernel<<<dim3((unsigned)div_up(columns, 32), (unsigned)sets.count),
+                            FINISH_THREADS, 0, stream_cuda(s)>>>(sets, partial, parts, columns,
+                                                                 add);
     return CUDA(cudaGetLastError());
 }
 
@@ -44,6 +63,7 @@ __global__ static void columns_sum_kernel(float *partial, const E *x, const int3
     int64_t end = min((int64_t)(blockIdx.y + 1) * COLUMN_ROWS, rows);
     float sum[W] = {0.0f};
     if (c < columns)
+#pragma unroll 4
         for (; row < end; row += COLUMN_LANES) {
             if (label && label[row] != value)
                 continue;
@@ -89,5 +109,6 @@ enum status columns_sum(struct stream *s, float *out, struct tensor x, const int
             columns_sum_any<float>(s, (float *)partial, x, label, value);
         TRY(CUDA(cudaGetLastError()));
     }
-    return columns_finish(s, out, (const float *)partial, parts, columns, add);
+    struct column_sets sets = {{out}, 1};
+    return columns_finish(s, sets, (const float *)partial, parts, columns, add);
 }

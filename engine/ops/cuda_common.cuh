@@ -90,6 +90,31 @@ template <typename E, int W> __device__ inline void load_pack(float (&x)[W], con
     }
 }
 
+/* A pack as it lies in memory: half the registers of its floats while it waits to be used. */
+template <typename E, int W> struct raw_pack {
+    E e[W];
+};
+
+template <typename E, int W> __device__ inline void load_raw(struct raw_pack<E, W> &x, const E *p)
+{
+    if constexpr (W * sizeof(E) == 16) {
+        uint4 raw = *(const uint4 *)p;
+        memcpy(x.e, &raw, 16);
+    } else {
+#pragma unroll
+        for (int i = 0; i < W; i++)
+            x.e[i] = p[i];
+    }
+}
+
+template <typename E, int W>
+__device__ inline void unpack(float (&x)[W], const struct raw_pack<E, W> &raw)
+{
+#pragma unroll
+    for (int i = 0; i < W; i++)
+        x[i] = to_float(raw.e[i]);
+}
+
 template <typename E, int W> __device__ inline void store_pack(E *p, const float (&x)[W])
 {
     if constexpr (W * sizeof(E) == 16) {
@@ -133,6 +158,12 @@ __device__ static inline float warp_max(float x)
     for (int step = 16; step > 0; step /= 2)
         x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, step));
     return x;
+}
+
+/* A barrier of THREADS threads, whole warps, of a block; @id: 1 .. 15, its own for each group. */
+template <int THREADS> __device__ inline void group_barrier(int id)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
 }
 
 /* Sum over the THREADS threads of a row: a warp, or the whole block of more than one warp. */
@@ -209,7 +240,7 @@ __device__ inline void dropout_apply(float (&x)[W], const struct dropout_key &m,
  * (lane, row lane) adds rows row lane, row lane + 8, ... of pack lane; the eight row lanes are
  * added in order and give one row of partial sums; columns_finish() adds those in order.
  */
-enum { COLUMN_THREADS = 256, COLUMN_LANES = 8, COLUMN_ROWS = 64 };
+enum { COLUMN_THREADS = 256, COLUMN_LANES = 8, COLUMN_ROWS = 32, COLUMN_SETS = 3 };
 
 enum { NORM_BLOCKS = 512 }; /* at most, of squared_norm's first stage */
 
@@ -240,12 +271,18 @@ __device__ inline void columns_block(const float (&sum)[W], float *out, int64_t 
     __syncthreads(); /* the tile is written again by the next call */
 }
 
+/* Up to COLUMN_SETS vectors of sums that one kernel makes at once; NULL: not wanted. */
+struct column_sets {
+    float *out[COLUMN_SETS];
+    int count;
+};
+
 /**
- * columns_finish() - out (columns) = (add ? out : 0) + the @parts rows of @partial, in order.
- * @partial: (parts, columns) fp32; @parts may be 0.
+ * columns_finish() - out[k] (columns) = (add ? out[k] : 0) + the sum of @parts rows, for each set.
+ * @partial: (parts, sets, columns) fp32; @parts may be 0.
  */
-enum status columns_finish(struct stream *s, float *out, const float *partial, int64_t parts,
-                           int64_t columns, bool add);
+enum status columns_finish(struct stream *s, struct column_sets sets, const float *partial,
+                           int64_t parts, int64_t columns, bool add);
 
 /**
  * columns_sum() - out (columns) fp32 = (add ? out : 0) + column sums of x.

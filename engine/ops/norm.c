@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "engine/base/arena.h"
+#include "engine/ops/columns.h"
 #include "engine/ops/dropout.h"
 #include "engine/ops/lanes.h"
 #include "engine/ops/pieces.h"
@@ -417,9 +418,9 @@ static void residual_backward_rows(void *context, int64_t first, int64_t end, in
 
 enum status residual_norm_backward_cpu(struct stream *s, struct tensor dx, struct tensor dy,
                                        struct tensor dgamma, struct tensor dbeta,
-                                       struct tensor dout, struct tensor z, struct tensor stats,
-                                       struct tensor gamma, const struct sequences *q,
-                                       struct dropout drop, bool add)
+                                       struct tensor dbias, struct tensor dout, struct tensor z,
+                                       struct tensor stats, struct tensor gamma,
+                                       const struct sequences *q, struct dropout drop, bool add)
 {
     struct norm k = {.q = q,
                      .channels = dx.shape[1],
@@ -434,5 +435,7 @@ enum status residual_norm_backward_cpu(struct stream *s, struct tensor dx, struc
                      .dout = dout.data};
     norm_rows(s, residual_backward_rows, &k);
     parameter_gradients(dgamma, dbeta, &k, add);
+    if (dbias.data)
+        columns_sum_cpu(s, dbias.data, dy.data, q->rows, dx.shape[1], add);
     return ST_OK;
 }

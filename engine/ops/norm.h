@@ -10,13 +10,14 @@
  * over the row:
  *
  *     dz = r (g - mean(g) - xhat mean(g xhat)),  dgamma = sum_t dout xhat,  dbeta = sum_t dout
+ *     residual: dx = dz,  dy = dropout(dz),  dbias = sum_t dy (of the linear layer that made y)
  *
- * x, y, z, out (T, C); stats (2, T) fp32: mean, r; gamma, beta (C); position (P, C); type (types,
- * C), or data NULL: no token types, and no such term. Rows of no sequence: out, z, stats, dx and dy
+ * x, y, z, out (T, C); stats (2, T) fp32: mean, r; gamma, beta, dbias (C); position (P, C); type
+ * (types, C), or data NULL: no token types, and no such term. Rows of no sequence: out, z, stats, dx and dy
  * are 0 and add nothing to the gradients. Weight gradients with data NULL are not computed.
  *
- * CPU: two passes for mean and variance; dgamma and dbeta in blocks of 32 rows, in row order;
- * dposition in row order.
+ * CPU: two passes for mean and variance; dgamma, dbeta and dbias in blocks of 32 rows, in row
+ * order; dposition in row order.
  *
  * Source: Ba, Kiros and Hinton, "Layer normalization", arXiv:1607.06450, equation 3; the gradient
  * is derived from it.
@@ -45,9 +46,9 @@ enum status residual_norm_forward_cpu(struct stream *s, struct tensor out, struc
                                       const struct sequences *q, float eps, struct dropout drop);
 enum status residual_norm_backward_cpu(struct stream *s, struct tensor dx, struct tensor dy,
                                        struct tensor dgamma, struct tensor dbeta,
-                                       struct tensor dout, struct tensor z, struct tensor stats,
-                                       struct tensor gamma, const struct sequences *q,
-                                       struct dropout drop, bool add);
+                                       struct tensor dbias, struct tensor dout, struct tensor z,
+                                       struct tensor stats, struct tensor gamma,
+                                       const struct sequences *q, struct dropout drop, bool add);
 
 C_END
 

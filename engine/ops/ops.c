@@ -189,8 +189,9 @@ enum status op_residual_norm_forward(struct stream *s, struct tensor out, struct
 }
 
 enum status op_residual_norm_backward(struct stream *s, struct tensor dx, struct tensor dy,
-                                      struct tensor dgamma, struct tensor dbeta, struct tensor dout,
-                                      struct tensor z, struct tensor stats, struct tensor gamma,
+                                      struct tensor dgamma, struct tensor dbeta,
+                                      struct tensor dbias, struct tensor dout, struct tensor z,
+                                      struct tensor stats, struct tensor gamma,
                                       const struct sequences *q, struct dropout drop, bool add)
 {
     enum dtype dtype = s->device->param_dtype;
@@ -206,12 +207,13 @@ enum status op_residual_norm_backward(struct stream *s, struct tensor dx, struct
     EXPECT_GRAD_1D(dgamma, channels);
     EXPECT_GRAD_1D(dbeta, channels);
     ASSERT(same_or_apart(dx, dout));
+    EXPECT_GRAD_1D(dbias, channels);
     ASSERT(apart(dx, dy) || (dx.data == dy.data && drop.p == 0.0f));
     ASSERT(apart(dx, z));
     ASSERT(apart(dy, z));
     ASSERT(apart(dy, dout) || dy.data == dx.data);
-    return s->device->compute->residual_norm_backward(s, dx, dy, dgamma, dbeta, dout, z, stats,
-                                                      gamma, q, drop, add);
+    return s->device->compute->residual_norm_backward(s, dx, dy, dgamma, dbeta, dbias, dout, z,
+                                                      stats, gamma, q, drop, add);
 }
 
 /* ---- linear and gelu ------------------------------------------------------------------------ */
@@ -270,20 +272,23 @@ enum status op_gelu_forward(struct stream *s, struct tensor out, struct tensor p
     return s->device->compute->gelu_forward(s, out, pre);
 }
 
-enum status op_gelu_backward(struct stream *s, struct tensor dpre, struct tensor dout,
-                             struct tensor pre)
+enum status op_gelu_backward(struct stream *s, struct tensor dpre, struct tensor act,
+                             struct tensor dbias, struct tensor dout, struct tensor pre, bool add)
 {
-    EXPECT_SAME_SHAPE(dpre, pre);
-    EXPECT_SAME_SHAPE(dout, pre);
-    EXPECT_DATA(dpre);
-    EXPECT_DATA(dout);
-    EXPECT_DATA(pre);
-    ASSERT(dpre.dtype == s->device->param_dtype);
-    ASSERT(dout.dtype == s->device->param_dtype);
-    ASSERT(pre.dtype == s->device->param_dtype);
+    enum dtype dtype = s->device->param_dtype;
+    int64_t rows = pre.shape[0], columns = pre.shape[1];
+    EXPECT_2D(pre, dtype, rows, columns);
+    EXPECT_2D(dout, dtype, rows, columns);
+    EXPECT_2D(dpre, dtype, rows, columns);
+    EXPECT_2D(act, dtype, rows, columns);
+    EXPECT_GRAD_1D(dbias, columns);
     ASSERT(same_or_apart(dpre, dout));
-    ASSERT(same_or_apart(dpre, pre));
-    return s->device->compute->gelu_backward(s, dpre, dout, pre);
+    ASSERT(same_or_apart(act, pre));
+    ASSERT(apart(dpre, act));
+    ASSERT(apart(dpre, pre));
+    ASSERT(apart(act, dout));
+    ASSERT(apart(dbias, dpre));
+    return s->device->compute->gelu_backward(s, dpre, act, dbias, dout, pre, add);
 }
 
 /* ---- attention ------------------------------------------------------------------------------ */

@@ -119,13 +119,13 @@ struct ops {
                                          struct tensor stats, struct tensor x, struct tensor y,
                                          struct tensor gamma, struct tensor beta,
                                          const struct sequences *q, float eps, struct dropout drop);
-    /* dx = gradient of z (goes to x); dy = dropout mask times it. dx may be dout itself; dy may not
-     * be dx unless drop.p is 0. */
+    /* dx = gradient of z (goes to x); dy = dropout mask times it; dbias (C) = column sums of dy, for
+     * the linear layer that made y. dx may be dout itself; dy may not be dx unless drop.p is 0. */
     enum status (*residual_norm_backward)(struct stream *s, struct tensor dx, struct tensor dy,
                                           struct tensor dgamma, struct tensor dbeta,
-                                          struct tensor dout, struct tensor z, struct tensor stats,
-                                          struct tensor gamma, const struct sequences *q,
-                                          struct dropout drop, bool add);
+                                          struct tensor dbias, struct tensor dout, struct tensor z,
+                                          struct tensor stats, struct tensor gamma,
+                                          const struct sequences *q, struct dropout drop, bool add);
 
     /* y (T, N) = x (T, K) w (N, K)^T + bias (N); bias.data may be NULL. */
     enum status (*linear_forward)(struct stream *s, struct tensor y, struct tensor x,
@@ -139,9 +139,11 @@ struct ops {
 
     /* out = pre * Phi(pre), Phi by erf. */
     enum status (*gelu_forward)(struct stream *s, struct tensor out, struct tensor pre);
-    /* dpre = dout * gelu'(pre); dpre may be dout. */
-    enum status (*gelu_backward)(struct stream *s, struct tensor dpre, struct tensor dout,
-                                 struct tensor pre);
+    /* dpre (T, F) = dout * gelu'(pre), act = gelu(pre), dbias (F) = (add ? dbias : 0) + column sums
+     * of dpre. dpre may be dout, act may be pre. */
+    enum status (*gelu_backward)(struct stream *s, struct tensor dpre, struct tensor act,
+                                 struct tensor dbias, struct tensor dout, struct tensor pre,
+                                 bool add);
 
     /* qkv (T, 3C): query, key, value of a row side by side, heads side by side in each. out (T, C)
      * = dropout(softmax(q k^T / sqrt(D))) v per sequence and head; lse (H, T) fp32, log-sum-exp. */
@@ -222,12 +224,10 @@ MUST_CHECK enum status
 op_residual_norm_forward(struct stream *s, struct tensor out, struct tensor z, struct tensor stats,
                          struct tensor x, struct tensor y, struct tensor gamma, struct tensor beta,
                          const struct sequences *q, float eps, struct dropout drop);
-MUST_CHECK enum status op_residual_norm_backward(struct stream *s, struct tensor dx,
-                                                 struct tensor dy, struct tensor dgamma,
-                                                 struct tensor dbeta, struct tensor dout,
-                                                 struct tensor z, struct tensor stats,
-                                                 struct tensor gamma, const struct sequences *q,
-                                                 struct dropout drop, bool add);
+MUST_CHECK enum status op_residual_norm_backward(
+    struct stream *s, struct tensor dx, struct tensor dy, struct tensor dgamma, struct tensor dbeta,
+    struct tensor dbias, struct tensor dout, struct tensor z, struct tensor stats,
+    struct tensor gamma, const struct sequences *q, struct dropout drop, bool add);
 MUST_CHECK enum status op_linear_forward(struct stream *s, struct tensor y, struct tensor x,
                                          struct tensor w, struct tensor bias);
 MUST_CHECK enum status op_linear_backward_data(struct stream *s, struct tensor dx, struct tensor dy,
@@ -236,8 +236,9 @@ MUST_CHECK enum status op_linear_backward_weight(struct stream *s, struct tensor
                                                  struct tensor dbias, struct tensor dy,
                                                  struct tensor x, bool add);
 MUST_CHECK enum status op_gelu_forward(struct stream *s, struct tensor out, struct tensor pre);
-MUST_CHECK enum status op_gelu_backward(struct stream *s, struct tensor dpre, struct tensor dout,
-                                        struct tensor pre);
+MUST_CHECK enum status op_gelu_backward(struct stream *s, struct tensor dpre, struct tensor act,
+                                        struct tensor dbias, struct tensor dout, struct tensor pre,
+                                        bool add);
 MUST_CHECK enum status op_attention_forward(struct stream *s, struct tensor out, struct tensor lse,
                                             struct tensor qkv, const struct sequences *q, int heads,
                                             struct dropout drop);

@@ -11,8 +11,8 @@ static size_t largest(size_t a, size_t b)
 
 /*
  * The ops of a stream run one after the other, so the largest need is enough: cuBLASLt's fixed
- * workspace, a pair of column sums over the widest matrix, attention's sums and keep bits of a row
- * and head, and a double a block or a sequence.
+ * workspace, a pair of column sums over the widest matrix, the norms' sums, attention's sums and
+ * keep bits of a row and head, and a double a block or a sequence.
  */
 size_t cuda_workspace_bytes(const struct device *device, const struct op_limits *limits)
 {
@@ -22,6 +22,7 @@ size_t cuda_workspace_bytes(const struct device *device, const struct op_limits 
     size_t attention =
         attention_workspace_bytes_cuda(limits->heads, limits->rows, limits->max_length);
     size_t sums = (size_t)(limits->sequences + NORM_BLOCKS) * 2 * sizeof(double);
+    columns = largest(columns, cuda_norm_workspace_bytes(limits));
     return largest(largest(GEMM_WORKSPACE_BYTES, columns), largest(attention, sums));
 }
 

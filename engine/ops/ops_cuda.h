@@ -8,6 +8,7 @@
 
 C_BEGIN
 
+size_t cuda_norm_workspace_bytes(const struct op_limits *limits);
 size_t cuda_workspace_bytes(const struct device *device, const struct op_limits *limits);
 enum status cuda_embedding_forward(struct stream *s, struct tensor out, struct tensor table,
                                    const struct sequences *q, int64_t first_row, bool set);
@@ -30,9 +31,9 @@ enum status cuda_residual_norm_forward(struct stream *s, struct tensor out, stru
                                        const struct sequences *q, float eps, struct dropout drop);
 enum status cuda_residual_norm_backward(struct stream *s, struct tensor dx, struct tensor dy,
                                         struct tensor dgamma, struct tensor dbeta,
-                                        struct tensor dout, struct tensor z, struct tensor stats,
-                                        struct tensor gamma, const struct sequences *q,
-                                        struct dropout drop, bool add);
+                                        struct tensor dbias, struct tensor dout, struct tensor z,
+                                        struct tensor stats, struct tensor gamma,
+                                        const struct sequences *q, struct dropout drop, bool add);
 enum status cuda_linear_forward(struct stream *s, struct tensor y, struct tensor x, struct tensor w,
                                 struct tensor bias);
 enum status cuda_linear_backward_data(struct stream *s, struct tensor dx, struct tensor dy,
@@ -40,8 +41,9 @@ enum status cuda_linear_backward_data(struct stream *s, struct tensor dx, struct
 enum status cuda_linear_backward_weight(struct stream *s, struct tensor dw, struct tensor dbias,
                                         struct tensor dy, struct tensor x, bool add);
 enum status cuda_gelu_forward(struct stream *s, struct tensor out, struct tensor pre);
-enum status cuda_gelu_backward(struct stream *s, struct tensor dpre, struct tensor dout,
-                               struct tensor pre);
+enum status cuda_gelu_backward(struct stream *s, struct tensor dpre, struct tensor act,
+                               struct tensor dbias, struct tensor dout, struct tensor pre,
+                               bool add);
 enum status cuda_attention_forward(struct stream *s, struct tensor out, struct tensor lse,
                                    struct tensor qkv, const struct sequences *q, int heads,
                                    struct dropout drop);

@@ -3,15 +3,17 @@
  *
  * accumulate, cast   four elements a thread; bytes: each element once in and out
  * squared_norm       squares in double; thread t of all takes quads t, t + threads, ...; the sums
- *                    of a block, then of the blocks, are added in order. The number of blocks
- *                    depends on n alone, so equal gradients give equal bits
+ *                    of a block, then of the blocks, are added in order, these by the block that
+ *                    ends last. The number of blocks depends on n alone, so equal gradients give
+ *                    equal bits
  * report, agree      one thread
  */
 #include "engine/ops/reduce.h"
 
 #include "engine/ops/cuda_common.cuh"
 
-enum { REDUCE_THREADS = 256, REDUCE_QUADS = 4 /* at least, of a thread of squared_norm */ };
+/* A thread of squared_norm has four quads or more where n is large, and fetches four at once. */
+enum { REDUCE_THREADS = 256, REDUCE_QUADS = 4 };
 
 template <typename E, int W, bool ADD>
 __global__ static void convert_kernel(E *out, const float *in, int64_t n)
@@ -61,39 +63,68 @@ __device__ static double norm_block(double x)
     x = part[0];
     for (int i = 1; i < REDUCE_THREADS / 32; i++)
         x += part[i];
+    __syncthreads(); /* part is written again by the next call */
     return x;
 }
 
-__global__ static void squared_norm_kernel(double *partial, const float *g, int64_t n, bool packs)
+/* Squares of W packs of four, @step apart from @i on; all are fetched before the first is used. */
+template <int W> __device__ inline double quad_squares(const float *g, int64_t i, int64_t step)
 {
-    int64_t step = (int64_t)gridDim.x * REDUCE_THREADS * 4;
+    float x[W][4];
     double sum = 0.0;
-    for (int64_t i = ((int64_t)blockIdx.x * REDUCE_THREADS + threadIdx.x) * 4; i < n; i += step) {
-        float x[4] = {0.0f};
-        if (packs && i + 4 <= n)
-            load_pack<float, 4>(x, g + i);
-        else
-            for (int k = 0; k < 4; k++)
-                x[k] = i + k < n ? g[i + k] : 0.0f;
-        for (int k = 0; k < 4; k++)
-            sum += (double)x[k] * (double)x[k];
-    }
-    sum = norm_block(sum);
-    if (threadIdx.x == 0)
-        partial[blockIdx.x] = sum;
+#pragma unroll
+    for (int k = 0; k < W; k++)
+        load_pack<float, 4>(x[k], g + i + k * step);
+#pragma unroll
+    for (int k = 0; k < W; k++)
+        for (int j = 0; j < 4; j++)
+            sum += (double)x[k][j] * (double)x[k][j];
+    return sum;
 }
 
-/* Squares of finite floats cannot overflow a double sum, so the sum tells the whole story. */
-__global__ static void squared_norm_finish_kernel(struct step_report *report, const double *partial,
-                                                  int parts)
+/* This thread's part: quads thread, thread + threads, ... */
+__device__ static double norm_part(const float *g, int64_t n, bool packs)
 {
+    int64_t step = (int64_t)gridDim.x * REDUCE_THREADS * 4;
+    int64_t i = ((int64_t)blockIdx.x * REDUCE_THREADS + threadIdx.x) * 4;
     double sum = 0.0;
-    for (int i = threadIdx.x; i < parts; i += REDUCE_THREADS)
-        sum += partial[i];
+    for (; packs && i + (REDUCE_QUADS - 1) * step + 4 <= n; i += REDUCE_QUADS * step)
+        sum += quad_squares<REDUCE_QUADS>(g, i, step);
+    for (; packs && i + 4 <= n; i += step)
+        sum += quad_squares<1>(g, i, step);
+    for (; i < n; i += step)
+        for (int k = 0; k < 4 && i + k < n; k++)
+            sum += (double)g[i + k] * (double)g[i + k];
+    return sum;
+}
+
+/*
+ * Every block leaves its sum; the last one to do so adds them all, in their order. Which block that
+ * is does not matter: it reads what the others wrote before they were counted. Squares of finite
+ * floats cannot overflow a double sum, so the sum tells the whole story.
+ */
+__global__ static void squared_norm_kernel(struct step_report *report, double *partial,
+                                           const float *g, int64_t n, bool packs)
+{
+    __shared__ bool last;
+    double sum = norm_block(norm_part(g, n, packs));
+    if (threadIdx.x == 0) {
+        partial[blockIdx.x] = sum;
+        __threadfence();
+        last = atomicAdd(&report->blocks, 1) == (int)gridDim.x - 1;
+    }
+    __syncthreads();
+    if (!last)
+        return;
+    __threadfence();
+    sum = 0.0;
+    for (int i = threadIdx.x; i < (int)gridDim.x; i += REDUCE_THREADS)
+        sum += __ldcg(&partial[i]);
     sum = norm_block(sum);
     if (threadIdx.x == 0) {
         report->squared_norm += sum;
         report->finite &= isfinite(sum) ? 1 : 0;
+        report->blocks = 0;
     }
 }
 
@@ -145,10 +176,7 @@ enum status cuda_squared_norm(struct stream *s, struct step_report *report, stru
         blocks = NORM_BLOCKS;
     TRY(stream_scratch(&partial, s, (size_t)blocks * sizeof(double)));
     squared_norm_kernel<<<(unsigned)blocks, REDUCE_THREADS, 0, stream_cuda(s)>>>(
-        (double *)partial, (const float *)g.data, n, packs_fit(0, 1, g.data));
-    TRY(CUDA(cudaGetLastError()));
-    squared_norm_finish_kernel<<<1, REDUCE_THREADS, 0, stream_cuda(s)>>>(
-        report, (const double *)partial, (int)blocks);
+        report, (double *)partial, (const float *)g.data, n, packs_fit(0, 1, g.data));
     return CUDA(cudaGetLastError());
 }
 

@@ -3,8 +3,8 @@
  *
  * logits forward   one warp a row, both dot products; bytes: x once
  * logits backward  dx elementwise, one warp a row; dw and dbias as ordered column sums
- * loss             one block a sequence, softmax in double; then one thread adds the losses in the
- *                  order of the sequences
+ * loss             one block a sequence, softmax in double; then the losses are added in the order
+ *                  of the sequences
  */
 #include "engine/ops/cuda_common.cuh"
 
@@ -60,11 +60,10 @@ __global__ static void span_backward_kernel(E *dx, const float *dlogits, const E
     }
 }
 
-/* Partial sums of both rows of dw: parts x columns each. */
+/* Partial sums of both rows of dw: (parts, 2, columns). */
 template <typename E, int W>
-__global__ static void span_columns_kernel(float *partial_start, float *partial_end,
-                                           const float *dlogits, const E *x, int64_t rows,
-                                           int64_t columns)
+__global__ static void span_columns_kernel(float *partial, const float *dlogits, const E *x,
+                                           int64_t rows, int64_t columns)
 {
     int64_t c0 = (int64_t)blockIdx.x * 32 * W, c = c0 + (threadIdx.x % 32) * W;
     int64_t row = (int64_t)blockIdx.y * COLUMN_ROWS + threadIdx.x / 32;
@@ -80,8 +79,8 @@ __global__ static void span_columns_kernel(float *partial_start, float *partial_
                 b[i] += de * v[i];
             }
         }
-    columns_block<W>(a, partial_start + blockIdx.y * columns, c0, columns, false);
-    columns_block<W>(b, partial_end + blockIdx.y * columns, c0, columns, false);
+    columns_block<W>(a, partial + 2 * blockIdx.y * columns, c0, columns, false);
+    columns_block<W>(b, partial + (2 * blockIdx.y + 1) * columns, c0, columns, false);
 }
 
 template <typename E>
@@ -126,20 +125,20 @@ static enum status span_weight(struct stream *s, float *dw, const float *dlogits
     int64_t parts = column_parts(rows);
     void *scratch;
     TRY(stream_scratch(&scratch, s, (size_t)(2 * parts * columns) * sizeof(float)));
-    float *start = (float *)scratch, *end = start + parts * columns;
+    float *partial = (float *)scratch;
     if (parts > 0) {
         if (packs_fit(columns, sizeof(E), x))
             span_columns_kernel<E, W>
                 <<<dim3((unsigned)div_up(columns, 32 * W), (unsigned)parts), COLUMN_THREADS, 0,
-                   stream_cuda(s)>>>(start, end, dlogits, x, rows, columns);
+                   stream_cuda(s)>>>(partial, dlogits, x, rows, columns);
         else
             span_columns_kernel<E, 1>
                 <<<dim3((unsigned)div_up(columns, 32), (unsigned)parts), COLUMN_THREADS, 0,
-                   stream_cuda(s)>>>(start, end, dlogits, x, rows, columns);
+                   stream_cuda(s)>>>(partial, dlogits, x, rows, columns);
         TRY(CUDA(cudaGetLastError()));
     }
-    TRY(columns_finish(s, dw, start, parts, columns, add));
-    return columns_finish(s, dw + columns, end, parts, columns, add);
+    struct column_sets sets = {{dw, dw + columns}, 2};
+    return columns_finish(s, sets, partial, parts, columns, add);
 }
 
 /* ---- loss ------------------------------------------------------------------------------------ */
@@ -204,16 +203,32 @@ __global__ static void span_loss_kernel(double *loss, float *dlogits, const floa
         loss[b] = sum;
 }
 
+/* One block; its threads fetch, thread 0 adds in order. */
 __global__ static void span_report_kernel(struct step_report *report, const double *loss,
                                           struct sequences q)
 {
+    __shared__ double part[SPAN_THREADS];
+    __shared__ bool used[SPAN_THREADS];
     double sum = 0.0;
-    for (int b = 0; b < q.count; b++)
-        if (q.cu_seqlens[b + 1] > q.cu_seqlens[b]) {
-            sum += loss[b];
-            report->sequences++;
+    int64_t sequences = 0;
+    for (int first = 0; first < q.count; first += SPAN_THREADS) {
+        int b = first + threadIdx.x, count = min(q.count - first, (int)SPAN_THREADS);
+        if (b < q.count) {
+            part[threadIdx.x] = loss[b];
+            used[threadIdx.x] = q.cu_seqlens[b + 1] > q.cu_seqlens[b];
         }
-    report->loss_sum += sum;
+        __syncthreads();
+        for (int i = 0; threadIdx.x == 0 && i < count; i++)
+            if (used[i]) {
+                sum += part[i];
+                sequences++;
+            }
+        __syncthreads();
+    }
+    if (threadIdx.x == 0) {
+        report->loss_sum += sum;
+        report->sequences += sequences;
+    }
 }
 
 /* ---- entries of the table -------------------------------------------------------------------- */
@@ -258,6 +273,6 @@ enum status cuda_span_loss(struct stream *s, struct tensor dlogits, struct step_
     span_loss_kernel<<<(unsigned)q->count + 1, SPAN_THREADS, 0, stream_cuda(s)>>>(
         (double *)loss, (float *)dlogits.data, (const float *)logits.data, *q, state);
     TRY(CUDA(cudaGetLastError()));
-    span_report_kernel<<<1, 1, 0, stream_cuda(s)>>>(report, (const double *)loss, *q);
+    span_report_kernel<<<1, SPAN_THREADS, 0, stream_cuda(s)>>>(report, (const double *)loss, *q);
     return CUDA(cudaGetLastError());
 }

@@ -29,6 +29,8 @@ struct step_report {
     int32_t signal; /* the signal behind STOP_SIGNAL */
     int32_t step;   /* must be equal on all ranks */
     int64_t saved;  /* checkpoints whose part of this rank is written, failed ones included */
+    int32_t blocks; /* CUDA: of squared_norm at hand, those that are done; 0 between ops */
+    int32_t unused;
 };
 
 struct step_host { /* from the host, before each step */
