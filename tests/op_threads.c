@@ -12,7 +12,7 @@
 #include "tests/support/support.h"
 
 /* Large enough for several pieces of every loop; no size is a multiple of a piece. */
-enum { T = 531, C = 200, F = 328, H = 5, B = 4, P = 192, N = 300007, OUTPUTS = 14 };
+enum { T = 531, C = 200, F = 328, H = 5, B = 4, P = 192, N = 300007, OUTPUTS = 48 };
 
 struct batch {
     int32_t cu[B + 1], kv_len[B], sample[B], token[T], type[T], row[T], order[T];
@@ -120,6 +120,8 @@ static void own_loops(struct run *r)
                                          &r->q, drop(r, SITE_EMBEDDING), false));
     struct tensor wide = random_tensor(r, T, F, 7), adam_m = output(r, N, 1);
     assert_ok(op_gelu_forward(r->s, output(r, T, F), wide));
+    assert_ok(op_gelu_backward(r->s, output(r, T, F), output(r, T, F), output(r, F, 1),
+                               random_tensor(r, T, F, 11), wide, false));
     assert_ok(op_dropout_apply(r->s, output(r, T, C), x, &r->q, drop(r, SITE_HEAD)));
     struct adam_range ranges[] = {{0, 1000, true, false}, {1000, N - 1000, false, false}};
     struct optim_hyper hyper = {.lr = 1e-3f, .beta1 = 0.9f, .beta2 = 0.999f, .eps = 1e-8f};
@@ -135,10 +137,10 @@ static void residual(struct run *r)
     assert_ok(op_residual_norm_forward(r->s, norm, z, stats, x, y, gamma, beta, &r->q, 1e-12f,
                                        drop(r, SITE_FFN_OUTPUT)));
     struct tensor dx = output(r, T, C), dy = output(r, T, C);
-    struct tensor dgamma = output(r, C, 1), dbeta = output(r, C, 1);
+    struct tensor dgamma = output(r, C, 1), dbeta = output(r, C, 1), dbias = output(r, C, 1);
     for (int add = 0; add < 2; add++)
-        assert_ok(op_residual_norm_backward(r->s, dx, dy, dgamma, dbeta, x, z, stats, gamma, &r->q,
-                                            drop(r, SITE_FFN_OUTPUT), add));
+        assert_ok(op_residual_norm_backward(r->s, dx, dy, dgamma, dbeta, dbias, x, z, stats, gamma,
+                                            &r->q, drop(r, SITE_FFN_OUTPUT), add));
     struct step_report *report = NULL;
     struct tensor sum = output(r, (int64_t)sizeof *report / 4, 1), many = random_tensor(r, N, 1, 9);
     report = sum.data;
