@@ -5,9 +5,9 @@
  *   attention_plain.cu  one warp a row, fp32 arithmetic: fp32 tensors and all other widths
  *   attention.cu        the entries of the table, the choice between the two
  *
- * A grid depends on the sizes of the length class alone. For the plain kernels it is (row tiles,
- * heads, sequences + 1); the blocks past a sequence's rows end at once, and the last slice writes
- * the rows of no sequence. attention_mma.cuh has that of the others.
+ * The grid of all of them is (row tiles, heads, sequences + 1); the blocks past a sequence's rows
+ * end at once, and the last slice writes the rows of no sequence. So the grid depends on the sizes
+ * of the length class alone.
  */
 #ifndef ENGINE_OPS_ATTENTION_CUDA_CUH
 #define ENGINE_OPS_ATTENTION_CUDA_CUH
@@ -33,7 +33,7 @@ struct attention_args {
 
 /* One head of one sequence. */
 struct attention_head {
-    int first; /* row of the batch */
+    int64_t first; /* row of the batch */
     int rows, keys;
     uint32_t sample;
     uint64_t element; /* dropout element of (h, 0, 0) */
@@ -44,23 +44,19 @@ __device__ static inline struct attention_head attention_head(const struct atten
 {
     struct attention_head x;
     x.first = a.q.cu_seqlens[b];
-    x.rows = a.q.cu_seqlens[b + 1] - x.first;
+    x.rows = (int)(a.q.cu_seqlens[b + 1] - x.first);
     x.keys = a.q.kv_len[b];
     x.sample = (uint32_t)a.q.sample[b];
     x.element = (uint64_t)h * (uint64_t)a.q.positions * (uint64_t)a.q.positions;
     return x;
 }
 
-/*
- * Zeros in head h's columns of the rows of no sequence, as block @block of @blocks; @offset and
- * @stride in elements of @out.
- */
+/* Zeros in head h's columns of the rows of no sequence; @offset and @stride in elements of @out. */
 template <typename E>
 __device__ inline void attention_zero_rows(const struct attention_args &a, E *out, int64_t offset,
-                                           int64_t stride, float *lse, int h, int64_t block,
-                                           int64_t blocks)
+                                           int64_t stride, float *lse, int h)
 {
-    for (int64_t row = a.q.cu_seqlens[a.q.count] + block; row < a.q.rows; row += blocks) {
+    for (int64_t row = a.q.cu_seqlens[a.q.count] + blockIdx.x; row < a.q.rows; row += gridDim.x) {
         for (int d = threadIdx.x; d < a.width; d += blockDim.x)
             out[row * stride + offset + d] = from_float<E>(0.0f);
         if (lse && threadIdx.x == 0)
@@ -72,6 +68,13 @@ __device__ inline void attention_zero_rows(const struct attention_args &a, E *ou
 __device__ static inline int64_t attention_column(const struct attention_args &a, int part, int h)
 {
     return part * a.channels + (int64_t)h * a.width;
+}
+
+/* Blocks of @rows rows of each head and sequence, and a slice for the rows of no sequence. */
+static inline dim3 attention_grid(const struct attention_args *a, int rows)
+{
+    int64_t tiles = div_up(a->q.max_length, rows);
+    return dim3((unsigned)(tiles > 0 ? tiles : 1), (unsigned)a->heads, (unsigned)a->q.count + 1);
 }
 
 /* Bytes of the keep bits of a row: whole tiles of 64 keys. */

@@ -26,60 +26,6 @@ enum { TILE = 64, STEP = 32, STAGES = 2, MMA_THREADS = 128 };
 #define LOG2_E 1.4426950408889634f
 #define LN_2   0.6931471805599453f
 
-/* ---- which tile is a block's ----------------------------------------------------------------- */
-
-/*
- * Tiles are counted through the sequences in their order; block (n, h) takes tile n of head h. The
- * sequences have at most as many as the grid has blocks, less one; the blocks that are left over
- * write the rows of no sequence.
- */
-static inline dim3 attention_mma_grid(const struct attention_args *a)
-{
-    int64_t tiles = (a->q.rows + (int64_t)(TILE - 1) * a->q.count) / TILE;
-    return dim3((unsigned)(tiles + 1), (unsigned)a->heads);
-}
-
-struct attention_tile {
-    struct attention_head head;
-    int row;           /* the first, within the sequence; -1: a block left over, */
-    int spare, spares; /* one of so many */
-};
-
-/* Each warp looks at 32 sequences at a time. */
-__device__ static inline struct attention_tile attention_tile(const struct attention_args &a, int h)
-{
-    int lane = threadIdx.x % 32, tile = blockIdx.x;
-    struct attention_tile x = {};
-    x.head.element = (uint64_t)h * (uint64_t)a.q.positions * (uint64_t)a.q.positions;
-    for (int b = lane; b - lane < a.q.count; b += 32) {
-        bool real = b < a.q.count;
-        int first = real ? a.q.cu_seqlens[b] : 0;
-        int rows = real ? a.q.cu_seqlens[b + 1] - first : 0;
-        int keys = real ? a.q.kv_len[b] : 0, sample = real ? a.q.sample[b] : 0;
-        int mine = (rows + TILE - 1) / TILE, upto = mine;
-#pragma unroll
-        for (int step = 1; step < 32; step *= 2) {
-            int before = __shfl_up_sync(0xFFFFFFFFu, upto, step);
-            upto += lane >= step ? before : 0;
-        }
-        uint32_t past = __ballot_sync(0xFFFFFFFFu, tile < upto);
-        if (past != 0) {
-            int from = __ffs((int)past) - 1;
-            x.head.first = __shfl_sync(0xFFFFFFFFu, first, from);
-            x.head.rows = __shfl_sync(0xFFFFFFFFu, rows, from);
-            x.head.keys = __shfl_sync(0xFFFFFFFFu, keys, from);
-            x.head.sample = (uint32_t)__shfl_sync(0xFFFFFFFFu, sample, from);
-            x.row = (tile - __shfl_sync(0xFFFFFFFFu, upto - mine, from)) * TILE;
-            return x;
-        }
-        tile -= __shfl_sync(0xFFFFFFFFu, upto, 31);
-    }
-    x.row = -1;
-    x.spare = tile;
-    x.spares = (int)gridDim.x - ((int)blockIdx.x - tile);
-    return x;
-}
-
 /* ---- tiles in shared memory ------------------------------------------------------------------ */
 
 static constexpr int tile_bytes(int rows, int width)
@@ -140,7 +86,7 @@ enum tile_order { ROWS_IN_ORDER, ROWS_AS_KEYS };
 
 /* Start to copy 64 rows of a head; rows from @rows on become zeros. @rows >= 1. */
 template <int D, enum tile_order ORDER>
-__device__ inline void tile_load(bf16 *tile, const bf16 *from, int stride, int rows)
+__device__ inline void tile_load(bf16 *tile, const bf16 *from, int64_t stride, int rows)
 {
     constexpr int CHUNKS = D / 8, ROWS = MMA_THREADS / CHUNKS;
     int row = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
@@ -157,12 +103,12 @@ __device__ inline void tile_load(bf16 *tile, const bf16 *from, int stride, int r
  * the end, but the group is committed, so that every turn of a loop waits for the same number.
  */
 template <int D>
-__device__ inline void key_stage_load(bf16 *stage, const bf16 *k, const bf16 *v, int stride, int j,
-                                      int keys)
+__device__ inline void key_stage_load(bf16 *stage, const bf16 *k, const bf16 *v, int64_t stride,
+                                      int j, int keys)
 {
     if (j < keys) {
-        tile_load<D, ROWS_AS_KEYS>(stage, k + (int64_t)j * stride, stride, keys - j);
-        tile_load<D, ROWS_AS_KEYS>(stage + TILE * D, v + (int64_t)j * stride, stride, keys - j);
+        tile_load<D, ROWS_AS_KEYS>(stage, k + j * stride, stride, keys - j);
+        tile_load<D, ROWS_AS_KEYS>(stage + TILE * D, v + j * stride, stride, keys - j);
     }
     copies_commit();
 }

@@ -121,17 +121,17 @@ __global__ static void __launch_bounds__(MMA_THREADS, dq_shape<D>::BLOCKS)
     extern __shared__ __align__(128) bf16 shared[];
     bf16 *queries = shared, *douts = queries + TILE * D, *stages = douts + TILE * D;
     bf16 *outs = stages + (STAGES - 1) * STAGE; /* in the last stage, until that is loaded */
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, h = blockIdx.y;
-    struct attention_tile own = attention_tile(a, h);
-    const struct attention_head &x = own.head;
-    int i0 = own.row, row = i0 + warp * 16;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, h = blockIdx.y, b = blockIdx.z;
+    int i0 = blockIdx.x * TILE, row = i0 + warp * 16;
     int64_t stride = 3 * a.channels;
     bf16 *dqkv = (bf16 *)a.dqkv;
-    if (own.row < 0) {
-        attention_zero_rows(a, dqkv, attention_column(a, 0, h), stride, NULL, h, own.spare,
-                            own.spares);
+    if (b == a.q.count) {
+        attention_zero_rows(a, dqkv, attention_column(a, 0, h), stride, NULL, h);
         return;
     }
+    struct attention_head x = attention_head(a, b, h);
+    if (i0 >= x.rows)
+        return;
     const bf16 *base = (const bf16 *)a.qkv + x.first * stride;
     const bf16 *k = base + attention_column(a, 1, h), *v = base + attention_column(a, 2, h);
     int64_t from = (x.first + i0) * a.channels + attention_column(a, 0, h);
@@ -278,19 +278,18 @@ __global__ static void __launch_bounds__(MMA_THREADS, dkv_shape<D>::BLOCKS)
 {
     extern __shared__ __align__(128) bf16 shared[];
     bf16 *keys = shared, *values = shared + TILE * D;
-    int warp = threadIdx.x / 32, h = blockIdx.y;
-    struct attention_tile own = attention_tile(a, h);
-    const struct attention_head &x = own.head;
-    int j0 = own.row, row = j0 + warp * 16;
+    int warp = threadIdx.x / 32, h = blockIdx.y, b = blockIdx.z;
+    int j0 = blockIdx.x * TILE, row = j0 + warp * 16;
     int64_t stride = 3 * a.channels;
     bf16 *dqkv = (bf16 *)a.dqkv;
-    if (own.row < 0) {
-        attention_zero_rows(a, dqkv, attention_column(a, 1, h), stride, NULL, h, own.spare,
-                            own.spares);
-        attention_zero_rows(a, dqkv, attention_column(a, 2, h), stride, NULL, h, own.spare,
-                            own.spares);
+    if (b == a.q.count) {
+        attention_zero_rows(a, dqkv, attention_column(a, 1, h), stride, NULL, h);
+        attention_zero_rows(a, dqkv, attention_column(a, 2, h), stride, NULL, h);
         return;
     }
+    struct attention_head x = attention_head(a, b, h);
+    if (j0 >= x.rows)
+        return;
     struct dropout_key key = dropout_key(a.drop);
     bool on = key.on && key.threshold > 0;
     int queries = j0 < x.keys ? x.rows : 0; /* a tile without keys has no partners: zeros */
@@ -348,10 +347,10 @@ enum status attention_mma_backward_open(void)
 template <int D> static enum status backward(struct stream *s, const struct attention_args *a)
 {
     mma_dq_kernel<D>
-        <<<attention_mma_grid(a), MMA_THREADS, dq_shape<D>::BYTES, stream_cuda(s)>>>(*a);
+        <<<attention_grid(a, TILE), MMA_THREADS, dq_shape<D>::BYTES, stream_cuda(s)>>>(*a);
     TRY(CUDA(cudaGetLastError()));
     mma_dkv_kernel<D>
-        <<<attention_mma_grid(a), MMA_THREADS, dkv_shape<D>::BYTES, stream_cuda(s)>>>(*a);
+        <<<attention_grid(a, TILE), MMA_THREADS, dkv_shape<D>::BYTES, stream_cuda(s)>>>(*a);
     return CUDA(cudaGetLastError());
 }
 

@@ -104,24 +104,24 @@ __global__ static void __launch_bounds__(MMA_THREADS, forward_shape<D>::BLOCKS)
     constexpr int STAGE = 2 * TILE * D;
     extern __shared__ __align__(128) bf16 shared[];
     bf16 *queries = shared, *stages = shared + TILE * D; /* a stage: keys, values */
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, h = blockIdx.y;
-    struct attention_tile own = attention_tile(a, h);
-    const struct attention_head &x = own.head;
-    int i0 = own.row, row = i0 + warp * 16;
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, h = blockIdx.y, b = blockIdx.z;
+    int i0 = blockIdx.x * TILE, row = i0 + warp * 16;
     int64_t stride = 3 * a.channels;
     bf16 *out = (bf16 *)a.out;
-    if (own.row < 0) {
-        attention_zero_rows(a, out, attention_column(a, 0, h), a.channels, a.lse, h, own.spare,
-                            own.spares);
+    if (b == a.q.count) {
+        attention_zero_rows(a, out, attention_column(a, 0, h), a.channels, a.lse, h);
         return;
     }
+    struct attention_head x = attention_head(a, b, h);
+    if (i0 >= x.rows)
+        return;
     const bf16 *base = (const bf16 *)a.qkv + x.first * stride;
     const bf16 *k = base + attention_column(a, 1, h), *v = base + attention_column(a, 2, h);
     tile_load<D, ROWS_IN_ORDER>(queries, base + i0 * stride + attention_column(a, 0, h), stride,
                                 x.rows - i0);
     copies_commit();
     for (int n = 0; n < STAGES - 1; n++)
-        key_stage_load<D>(stages + n * STAGE, k, v, (int)stride, n * TILE, x.keys);
+        key_stage_load<D>(stages + n * STAGE, k, v, stride, n * TILE, x.keys);
     struct dropout_key key = dropout_key(a.drop);
     struct keep_start keep = keep_start(key, x.sample);
     uint32_t group = keep_group(x, a.q.positions, row + lane / 4, 0) + lane % 4;
@@ -136,7 +136,7 @@ __global__ static void __launch_bounds__(MMA_THREADS, forward_shape<D>::BLOCKS)
         const bf16 *keys = stages + tile % STAGES * STAGE, *values = keys + TILE * D;
         copies_wait<STAGES - 2>();
         __syncthreads(); /* this stage is here, and nobody reads the one that is loaded next */
-        key_stage_load<D>(stages + (tile + STAGES - 1) % STAGES * STAGE, k, v, (int)stride,
+        key_stage_load<D>(stages + (tile + STAGES - 1) % STAGES * STAGE, k, v, stride,
                           j0 + (STAGES - 1) * TILE, x.keys);
         int steps = row < x.rows ? min(TILE, x.keys - j0) : 0; /* a warp without rows only loads */
 #pragma unroll 1
@@ -183,7 +183,7 @@ enum status attention_mma_forward_open(void)
 template <int D> static enum status forward(struct stream *s, const struct attention_args *a)
 {
     mma_forward_kernel<D>
-        <<<attention_mma_grid(a), MMA_THREADS, forward_shape<D>::BYTES, stream_cuda(s)>>>(*a);
+        <<<attention_grid(a, TILE), MMA_THREADS, forward_shape<D>::BYTES, stream_cuda(s)>>>(*a);
     return CUDA(cudaGetLastError());
 }
 

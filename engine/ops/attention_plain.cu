@@ -57,8 +57,7 @@ template <typename E> __global__ static void plain_forward_kernel(struct attenti
     int i = blockIdx.x * PLAIN_WARPS + warp;
     E *out = (E *)a.out;
     if (b == a.q.count) {
-        attention_zero_rows(a, out, attention_column(a, 0, h), a.channels, a.lse, h, blockIdx.x,
-                            gridDim.x);
+        attention_zero_rows(a, out, attention_column(a, 0, h), a.channels, a.lse, h);
         return;
     }
     struct attention_head x = attention_head(a, b, h);
@@ -118,8 +117,7 @@ template <typename E> __global__ static void plain_dq_kernel(struct attention_ar
     int i = blockIdx.x * PLAIN_WARPS + warp;
     int64_t stride = 3 * a.channels;
     if (b == a.q.count) {
-        attention_zero_rows(a, (E *)a.dqkv, attention_column(a, 0, h), stride, NULL, h, blockIdx.x,
-                            gridDim.x);
+        attention_zero_rows(a, (E *)a.dqkv, attention_column(a, 0, h), stride, NULL, h);
         return;
     }
     struct attention_head x = attention_head(a, b, h);
@@ -160,10 +158,8 @@ template <typename E> __global__ static void plain_dkv_kernel(struct attention_a
     int j = blockIdx.x * PLAIN_WARPS + warp;
     int64_t stride = 3 * a.channels;
     if (b == a.q.count) {
-        attention_zero_rows(a, (E *)a.dqkv, attention_column(a, 1, h), stride, NULL, h, blockIdx.x,
-                            gridDim.x);
-        attention_zero_rows(a, (E *)a.dqkv, attention_column(a, 2, h), stride, NULL, h, blockIdx.x,
-                            gridDim.x);
+        attention_zero_rows(a, (E *)a.dqkv, attention_column(a, 1, h), stride, NULL, h);
+        attention_zero_rows(a, (E *)a.dqkv, attention_column(a, 2, h), stride, NULL, h);
         return;
     }
     struct attention_head x = attention_head(a, b, h);
@@ -198,19 +194,15 @@ template <typename E> __global__ static void plain_dkv_kernel(struct attention_a
     plain_store(to + attention_column(a, 2, h), dv, 1.0f, a.width);
 }
 
-static dim3 plain_grid(const struct attention_args *a)
-{
-    int64_t tiles = div_up(a->q.max_length, PLAIN_WARPS);
-    return dim3((unsigned)(tiles > 0 ? tiles : 1), (unsigned)a->heads, (unsigned)a->q.count + 1);
-}
-
 enum status attention_plain_forward(struct stream *s, const struct attention_args *a,
                                     enum dtype dtype)
 {
     if (dtype == DTYPE_BF16)
-        plain_forward_kernel<bf16><<<plain_grid(a), PLAIN_WARPS * 32, 0, stream_cuda(s)>>>(*a);
+        plain_forward_kernel<bf16>
+            <<<attention_grid(a, PLAIN_WARPS), PLAIN_WARPS * 32, 0, stream_cuda(s)>>>(*a);
     else
-        plain_forward_kernel<float><<<plain_grid(a), PLAIN_WARPS * 32, 0, stream_cuda(s)>>>(*a);
+        plain_forward_kernel<float>
+            <<<attention_grid(a, PLAIN_WARPS), PLAIN_WARPS * 32, 0, stream_cuda(s)>>>(*a);
     return CUDA(cudaGetLastError());
 }
 
@@ -220,9 +212,10 @@ static enum status plain_backward(struct stream *s, const struct attention_args 
     unsigned blocks = (unsigned)div_up(a->q.rows * a->heads, PLAIN_WARPS);
     plain_delta_kernel<E><<<blocks, PLAIN_WARPS * 32, 0, stream_cuda(s)>>>(*a);
     TRY(CUDA(cudaGetLastError()));
-    plain_dkv_kernel<E><<<plain_grid(a), PLAIN_WARPS * 32, 0, stream_cuda(s)>>>(*a);
+    dim3 grid = attention_grid(a, PLAIN_WARPS);
+    plain_dkv_kernel<E><<<grid, PLAIN_WARPS * 32, 0, stream_cuda(s)>>>(*a);
     TRY(CUDA(cudaGetLastError()));
-    plain_dq_kernel<E><<<plain_grid(a), PLAIN_WARPS * 32, 0, stream_cuda(s)>>>(*a);
+    plain_dq_kernel<E><<<grid, PLAIN_WARPS * 32, 0, stream_cuda(s)>>>(*a);
     return CUDA(cudaGetLastError());
 }
 
