@@ -54,8 +54,8 @@ struct comm {
     const struct comm_ops *ops;
     int rank, world_size;
     int64_t timeout_ms;
-    /* Made by comm_memory_open(): device memory that registering its block took, and a line about it
-     * for the log; empty: there is nothing to say. */
+    /* Made by comm_memory_open(): device memory that registering its block took, and a line about
+     * it for the log; empty: there is nothing to say. */
     size_t window_bytes;
     char memory_text[192];
 };
@@ -101,7 +101,7 @@ void comm_stage(struct comm *comm, void *memory, size_t bytes);
 MUST_CHECK enum status comm_memory_open(struct comm *comm, struct device *device, void **out,
                                         size_t bytes);
 
-/** comm_memory_close() - give it back; nothing is in flight. Of NULL is fine, and after a failure. */
+/** comm_memory_close() - give it back; nothing is in flight. NULL is fine, also after a failure. */
 void comm_memory_close(struct comm *comm, struct device *device, void **memory);
 
 /** comm_barrier() - all ranks have come here. */

@@ -46,8 +46,8 @@ enum order { BY_BYTES, BY_AREA, BY_START, ORDERS };
 
 enum {
     LATE_MAY_COST = 100, /* late updates may need 1 / 100 more memory */
-    ATTEMPTS = 24,      /* an order is tried, each time with what was highest put first */
-    GOOD_ENOUGH = 200   /* stop at a packing loss of 1 / 200 */
+    ATTEMPTS = 24,       /* an order is tried, each time with what was highest put first */
+    GOOD_ENOUGH = 200    /* stop at a packing loss of 1 / 200 */
 };
 
 struct entry {

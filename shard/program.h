@@ -31,7 +31,7 @@
  * gradients; carried are the parameters that stage 3 gathers ahead for the first units.
  *
  *     late    UPDATE 0, 1 | FORWARD 0 | UPDATE 2 | FORWARD 1 | ...      ... | BACKWARD 0 | AGREE
- *     early   FORWARD 0 | FORWARD 1 | ...             ... | BACKWARD 0 | AGREE | UPDATE 0, 1, 2, ...
+ *     early   FORWARD 0 | FORWARD 1 | ...             ... | BACKWARD 0 | AGREE | UPDATE 0, 1, 2 ...
  *
  * NORM of a unit follows its REDUCE by one BACKWARD, on the update stream: at the end of the turn
  * only the last unit's is left before AGREE.
@@ -207,7 +207,7 @@ struct program_spec {
     bool recompute;    /* blocks keep their input only */
     enum reduce_policy reduce;
     enum update_policy update; /* auto: plan_build() decides; late in a program on its own */
-    enum dtype param_dtype; /* fp32: the parameters are the master weights */
+    enum dtype param_dtype;    /* fp32: the parameters are the master weights */
     struct micro_bytes train, evaluate;
     size_t batch_bytes, evaluate_batch_bytes, state_bytes, report_bytes, workspace_bytes;
     size_t update_workspace_bytes;

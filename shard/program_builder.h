@@ -56,7 +56,7 @@ struct builder {
     int group_count, carried_count;
     int next_gather; /* the group whose GATHER comes next */
     int next_update; /* late: the unit whose UPDATE comes next */
-    int *reduced;    /* units in the order of their last REDUCE; the first normed_count have a NORM */
+    int *reduced; /* units in the order of their last REDUCE; the first normed_count have a NORM */
     int reduced_count, normed_count;
 };
 

@@ -99,8 +99,8 @@ static void check_heap(const struct run_config *c)
                      (int)c->train.prefetch, r, watches[r].first, (int)watches[r].wrong - 1);
         assert_int_equal(watches[r].turns[PROGRAM_STEP], c->train.steps);
         assert_true(watches[r].turns[PROGRAM_EVALUATE] >= 2);
-        bool carries = c->train.update != UPDATE_EARLY ||
-                       (c->train.zero_stage == 3 && c->train.prefetch > 0);
+        bool carries =
+            c->train.update != UPDATE_EARLY || (c->train.zero_stage == 3 && c->train.prefetch > 0);
         assert_int_equal(watches[r].turns[PROGRAM_PROLOGUE] > 1, carries);
     }
     run_same(&first, &other, "heap and arena");

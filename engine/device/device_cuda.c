@@ -91,7 +91,7 @@ static void free_host(struct device *device, void *memory)
 
 /* Collectives come first: a gather or reduce that becomes ready while a large GEMM runs should get
  * the next free multiprocessors, or it would start a wave late and end exposed. Updates and copies
- * come last: they fill what compute leaves free, and whoever needs one waits for it by its event. */
+ * come last: they fill what compute leaves free, and who needs one waits for it by its event. */
 static enum status stream_open(struct stream *s)
 {
     int least = 0, greatest = 0;

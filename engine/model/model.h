@@ -9,7 +9,7 @@
  *
  *     BERT: [word table part 0..k] -> 0 -> [embedding norm] -> 1 -> [block 0] -> 2 .. -> [head]
  *
- * What a unit keeps between FORWARD and BACKWARD is its saved buffer, which BACKWARD may write over;
+ * What a unit keeps from FORWARD to BACKWARD is its saved buffer, which BACKWARD may write over;
  * scratch lives within one call. One bind function sizes and lays out each, so the two agree (STYLE
  * section 7).
  *
