@@ -13,8 +13,9 @@
  *     residual: dx = dz,  dy = dropout(dz),  dbias = sum_t dy (of the linear layer that made y)
  *
  * x, y, z, out (T, C); stats (2, T) fp32: mean, r; gamma, beta, dbias (C); position (P, C); type
- * (types, C), or data NULL: no token types, and no such term. Rows of no sequence: out, z, stats, dx
- * and dy are 0 and add nothing to the gradients. Weight gradients with data NULL are not computed.
+ * (types, C), or data NULL: no token types, and no such term. Rows of no sequence: out, z, stats,
+ * dx and dy are 0 and add nothing to the gradients. Weight gradients with data NULL are not
+ * computed.
  *
  * CPU: two passes for mean and variance; dgamma, dbeta and dbias in blocks of 32 rows, in row
  * order; dposition in row order.

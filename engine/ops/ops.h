@@ -120,7 +120,7 @@ struct ops {
                                          struct tensor gamma, struct tensor beta,
                                          const struct sequences *q, float eps, struct dropout drop);
     /* dx = gradient of z (goes to x); dy = dropout mask times it; dbias (C) = column sums of dy,
-     * for the linear layer that made y. dx may be dout itself; dy may not be dx unless drop.p is 0. */
+     * for the linear layer that made y. dx may be dout; dy may not be dx unless drop.p is 0. */
     enum status (*residual_norm_backward)(struct stream *s, struct tensor dx, struct tensor dy,
                                           struct tensor dgamma, struct tensor dbeta,
                                           struct tensor dbias, struct tensor dout, struct tensor z,
