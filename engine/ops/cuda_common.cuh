@@ -74,32 +74,23 @@ template <typename E> constexpr int full_pack()
     return (int)(16 / sizeof(E));
 }
 
-template <typename E, int W> __device__ inline void load_pack(float (&x)[W], const E *p)
-{
-    if constexpr (W * sizeof(E) == 16) {
-        uint4 raw = *(const uint4 *)p;
-        E e[W];
-        memcpy(e, &raw, 16);
-#pragma unroll
-        for (int i = 0; i < W; i++)
-            x[i] = to_float(e[i]);
-    } else {
-#pragma unroll
-        for (int i = 0; i < W; i++)
-            x[i] = to_float(p[i]);
-    }
-}
-
-/* A pack as it lies in memory: half the registers of its floats while it waits to be used. */
-template <typename E, int W> struct raw_pack {
+/* A pack as it lies in memory. One of 16 bytes takes four registers, while it waits to be used. */
+template <typename E, int W, bool WHOLE = W * sizeof(E) == 16> struct raw_pack {
     E e[W];
+};
+
+template <typename E, int W> struct raw_pack<E, W, true> {
+    uint32_t word[4];
 };
 
 template <typename E, int W> __device__ inline void load_raw(struct raw_pack<E, W> &x, const E *p)
 {
     if constexpr (W * sizeof(E) == 16) {
         uint4 raw = *(const uint4 *)p;
-        memcpy(x.e, &raw, 16);
+        x.word[0] = raw.x;
+        x.word[1] = raw.y;
+        x.word[2] = raw.z;
+        x.word[3] = raw.w;
     } else {
 #pragma unroll
         for (int i = 0; i < W; i++)
@@ -107,24 +98,66 @@ template <typename E, int W> __device__ inline void load_raw(struct raw_pack<E, 
     }
 }
 
+__device__ static inline float float_of_bits(uint32_t bits)
+{
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+/* A bf16 is the upper half of a float. */
 template <typename E, int W>
 __device__ inline void unpack(float (&x)[W], const struct raw_pack<E, W> &raw)
 {
 #pragma unroll
-    for (int i = 0; i < W; i++)
-        x[i] = to_float(raw.e[i]);
+    for (int i = 0; i < W; i++) {
+        if constexpr (W * sizeof(E) != 16)
+            x[i] = to_float(raw.e[i]);
+        else if constexpr (W == 4)
+            x[i] = float_of_bits(raw.word[i]);
+        else
+            x[i] = float_of_bits(i % 2 ? raw.word[i / 2] & 0xFFFF0000u : raw.word[i / 2] << 16);
+    }
+}
+
+/*
+ * Registers that a kernel has too few of: the compiler may not keep what it derives from x (floats
+ * of a pack, round keys) from one place to the next, and derives it again.
+ */
+__device__ static inline void forget(uint32_t &x)
+{
+    asm volatile("" : "+r"(x));
+}
+
+template <typename E, int W> __device__ inline void forget(struct raw_pack<E, W> &x)
+{
+    if constexpr (W * sizeof(E) == 16)
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            forget(x.word[i]);
+}
+
+template <typename E, int W> __device__ inline void load_pack(float (&x)[W], const E *p)
+{
+    struct raw_pack<E, W> raw;
+    load_raw(raw, p);
+    unpack(x, raw);
 }
 
 template <typename E, int W> __device__ inline void store_pack(E *p, const float (&x)[W])
 {
     if constexpr (W * sizeof(E) == 16) {
-        E e[W];
+        uint32_t word[4];
 #pragma unroll
-        for (int i = 0; i < W; i++)
-            e[i] = from_float<E>(x[i]);
-        uint4 raw;
-        memcpy(&raw, e, 16);
-        *(uint4 *)p = raw;
+        for (int i = 0; i < 4; i++) {
+            if constexpr (W == 8) {
+                __nv_bfloat162 pair = __floats2bfloat162_rn(x[2 * i], x[2 * i + 1]);
+                memcpy(&word[i], &pair, sizeof pair);
+            } else {
+                memcpy(&word[i], &x[i], sizeof x[i]);
+            }
+        }
+        *(uint4 *)p = make_uint4(word[0], word[1], word[2], word[3]);
     } else {
 #pragma unroll
         for (int i = 0; i < W; i++)
@@ -218,6 +251,13 @@ __device__ static inline bool dropout_keeps(const struct dropout_key &m, uint32_
     return dropout_lane(r, (uint32_t)(element % 8)) >= m.threshold;
 }
 
+/* Do not keep round keys in registers (see forget() above). */
+__device__ static inline void forget(struct dropout_key &m)
+{
+    asm volatile("" : "+l"(m.seed));
+    forget(m.step);
+}
+
 /* Elements first .. first + W - 1, W a divisor of 8 and of first. */
 template <int W>
 __device__ inline void dropout_apply(float (&x)[W], const struct dropout_key &m, uint32_t sample,
@@ -227,10 +267,14 @@ __device__ inline void dropout_apply(float (&x)[W], const struct dropout_key &m,
     if (!m.on)
         return;
     struct philox r = dropout_words(m, sample, (uint32_t)(first / 8));
-    uint32_t lane = W == 8 ? 0 : (uint32_t)(first % 8);
 #pragma unroll
-    for (uint32_t i = 0; i < W; i++)
-        x[i] = dropout_lane(r, lane + i) >= m.threshold ? x[i] * m.scale : 0.0f;
+    for (uint32_t i = 0; i < W; i++) {
+        bool keep = dropout_lane(r, (uint32_t)(first % 8) + i) >= m.threshold;
+        /* A whole group needs no lane cut out: both sides stand in the upper half of a word. */
+        if constexpr (W == 8)
+            keep = (i % 2 ? r.word[i / 2] : r.word[i / 2] << 16) >= m.threshold << 16;
+        x[i] = keep ? x[i] * m.scale : 0.0f;
+    }
 }
 
 /* ---- columns --------------------------------------------------------------------------------- */

@@ -18,32 +18,31 @@
  */
 #include "engine/ops/norm_cuda.cuh"
 
-/* Rows a block takes: 8, or more where there would be more blocks than run at once. */
-enum { NORM_PART_ROWS = 8, NORM_MAX_PARTS = 384, NORM_WIDE_WARPS = 16 };
-
-static int64_t norm_part_rows(int64_t rows)
-{
-    return div_up(div_up(rows, NORM_MAX_PARTS), NORM_PART_ROWS) * NORM_PART_ROWS;
-}
+/* As many blocks as run at once on 132 multiprocessors, at most. */
+enum { NORM_MAX_PARTS = 396, NORM_WIDE_WARPS = 16 };
 
 template <int WARPS> struct norm_block {
     static constexpr int GROUPS = WARPS < 8 ? 8 / WARPS : 1, THREADS = GROUPS * WARPS * 32;
 };
 
-/* A row that waits for its turn. */
-template <typename E, int W, int CHUNKS> struct norm_pending {
+/* Rows a block takes: the fewest, in whole turns of its groups. */
+template <int WARPS> static int64_t norm_part_rows(int64_t rows)
+{
+    constexpr int GROUPS = norm_block<WARPS>::GROUPS;
+    return div_up(div_up(rows, NORM_MAX_PARTS), GROUPS) * GROUPS;
+}
+
+/* A row that waits for its turn, or has it. */
+template <typename E, int W, int CHUNKS> struct norm_held {
     int sequence;
     float mean, inverse;
     struct raw_pack<E, W> dout[CHUNKS], z[CHUNKS];
 };
 
 template <typename E, int W, int CHUNKS, int THREADS>
-__device__ inline void norm_fetch(struct norm_pending<E, W, CHUNKS> &p, const struct norm_args &a,
+__device__ inline void norm_fetch(struct norm_held<E, W, CHUNKS> &p, const struct norm_args &a,
                                   int64_t row)
 {
-    p.sequence = a.q.row_sequence[row];
-    p.mean = a.stats[row];
-    p.inverse = a.stats[a.q.rows + row];
 #pragma unroll
     for (int k = 0; k < CHUNKS; k++) {
         int64_t c = norm_column<W, THREADS>(k);
@@ -51,6 +50,34 @@ __device__ inline void norm_fetch(struct norm_pending<E, W, CHUNKS> &p, const st
             break;
         load_raw(p.dout[k], (const E *)a.dout + row * a.channels + c);
         load_raw(p.z[k], (const E *)a.z + row * a.channels + c);
+    }
+    p.sequence = a.q.row_sequence[row];
+    p.mean = a.stats[row];
+    p.inverse = a.stats[a.q.rows + row];
+}
+
+/*
+ * Pack @k of a row: dout (behind the embedding's dropout), n and gamma. Made from the held pack
+ * each time it is needed, as its floats would not fit in the registers between.
+ */
+template <typename E, int W, int CHUNKS, bool EMBEDDING>
+__device__ inline void norm_terms(float (&dout)[W], float (&n)[W], float (&gamma)[W],
+                                  struct norm_held<E, W, CHUNKS> &row,
+                                  struct raw_pack<E, W> &weight, int k, struct dropout_key mask,
+                                  uint32_t sample, uint64_t element)
+{
+    forget(row.dout[k]);
+    forget(row.z[k]);
+    forget(weight);
+    unpack(dout, row.dout[k]);
+    unpack(n, row.z[k]);
+    unpack(gamma, weight);
+#pragma unroll
+    for (int i = 0; i < W; i++)
+        n[i] = (n[i] - row.mean) * row.inverse;
+    if constexpr (EMBEDDING) {
+        forget(mask);
+        dropout_apply<W>(dout, mask, sample, element);
     }
 }
 
@@ -113,16 +140,17 @@ __global__ static void __launch_bounds__(norm_block<WARPS>::THREADS, WARPS > 8 ?
                   SETS = EMBEDDING ? 2 : 3;
     int64_t C = a.channels, row = blockIdx.x * part_rows + threadIdx.x / THREADS;
     int64_t end = min((blockIdx.x + 1) * part_rows, a.q.rows);
-    struct dropout_key mask = dropout_key(a.drop);
     struct raw_pack<E, W> gamma[CHUNKS];
-    struct norm_pending<E, W, CHUNKS> now, next = {
+    struct norm_held<E, W, CHUNKS> now, next = {
     };
     float sum[SETS][CHUNKS][W] = {};
+    if (row < end)
+        norm_fetch<E, W, CHUNKS, THREADS>(next, a, row);
+#pragma unroll
     for (int k = 0; k < CHUNKS; k++)
         if (norm_column<W, THREADS>(k) < C)
             load_raw(gamma[k], (const E *)a.gamma + norm_column<W, THREADS>(k));
-    if (row < end)
-        norm_fetch<E, W, CHUNKS, THREADS>(next, a, row);
+    struct dropout_key mask = dropout_key(a.drop);
     for (int turn = 0; row < end; row += GROUPS, turn ^= 1) {
         now = next;
         if (row + GROUPS < end)
@@ -133,26 +161,20 @@ __global__ static void __launch_bounds__(norm_block<WARPS>::THREADS, WARPS > 8 ?
         }
         uint32_t sample = (uint32_t)a.q.sample[now.sequence];
         uint64_t first = norm_first_element(a, row, now.sequence);
-        float g[CHUNKS][W], n[CHUNKS][W], mean_g = 0.0f, mean_gn = 0.0f;
+        float g[W], n[W], weight[W], mean_g = 0.0f, mean_gn = 0.0f;
 #pragma unroll
         for (int k = 0; k < CHUNKS; k++) {
             int64_t c = norm_column<W, THREADS>(k);
-            float weight[W];
             if (c >= C)
                 break;
-            unpack(g[k], now.dout[k]);
-            unpack(n[k], now.z[k]);
-            unpack(weight, gamma[k]);
-            if (EMBEDDING)
-                dropout_apply<W>(g[k], mask, sample, first + (uint64_t)c);
+            norm_terms<E, W, CHUNKS, EMBEDDING>(g, n, weight, now, gamma[k], k, mask, sample,
+                                                first + (uint64_t)c);
 #pragma unroll
             for (int i = 0; i < W; i++) {
-                n[k][i] = (n[k][i] - now.mean) * now.inverse;
-                sum[0][k][i] += g[k][i] * n[k][i];
-                sum[1][k][i] += g[k][i];
-                g[k][i] *= weight[i];
-                mean_g += g[k][i];
-                mean_gn += g[k][i] * n[k][i];
+                sum[0][k][i] += g[i] * n[i];
+                sum[1][k][i] += g[i];
+                mean_g += g[i] * weight[i];
+                mean_gn += g[i] * weight[i] * n[i];
             }
         }
         group_sums<WARPS, GROUPS>(mean_g, mean_gn, turn);
@@ -163,16 +185,20 @@ __global__ static void __launch_bounds__(norm_block<WARPS>::THREADS, WARPS > 8 ?
             int64_t c = norm_column<W, THREADS>(k);
             if (c >= C)
                 break;
+            norm_terms<E, W, CHUNKS, EMBEDDING>(g, n, weight, now, gamma[k], k, mask, sample,
+                                                first + (uint64_t)c);
 #pragma unroll
             for (int i = 0; i < W; i++)
-                g[k][i] = now.inverse * (g[k][i] - mean_g - n[k][i] * mean_gn);
-            store_pack<E, W>((E *)a.dx + row * C + c, g[k]);
+                g[i] = now.inverse * (g[i] * weight[i] - mean_g - n[i] * mean_gn);
+            store_pack<E, W>((E *)a.dx + row * C + c, g);
             if constexpr (!EMBEDDING) {
-                dropout_apply<W>(g[k], mask, sample, first + (uint64_t)c);
-                store_pack<E, W>((E *)a.dy + row * C + c, g[k]);
+                struct dropout_key key = mask;
+                forget(key);
+                dropout_apply<W>(g, key, sample, first + (uint64_t)c);
+                store_pack<E, W>((E *)a.dy + row * C + c, g);
 #pragma unroll
                 for (int i = 0; i < W; i++)
-                    sum[2][k][i] += g[k][i];
+                    sum[2][k][i] += g[i];
             }
         }
     }
@@ -210,56 +236,50 @@ __global__ static void position_backward_kernel(float *dposition, const E *dx, s
 
 size_t cuda_norm_workspace_bytes(const struct op_limits *limits)
 {
-    int64_t parts = min(div_up(limits->rows, NORM_PART_ROWS), (int64_t)NORM_MAX_PARTS);
+    int64_t parts = min(limits->rows, (int64_t)NORM_MAX_PARTS);
     return (size_t)(parts * COLUMN_SETS * limits->channels) * sizeof(float);
 }
 
 template <typename E, int W, int CHUNKS, int WARPS, bool EMBEDDING>
-static void norm_backward_launch(struct stream *s, const struct norm_args *a, float *partial)
+static enum status norm_backward_any(struct stream *s, const struct norm_args *a,
+                                     struct column_sets sets, bool add)
 {
-    int64_t part_rows = norm_part_rows(a->q.rows);
-    norm_backward_kernel<E, W, CHUNKS, WARPS, EMBEDDING>
-        <<<(unsigned)div_up(a->q.rows, part_rows), norm_block<WARPS>::THREADS, 0, stream_cuda(s)>>>(
-            *a, partial, part_rows);
+    int64_t rows = a->q.rows, part_rows = norm_part_rows<WARPS>(rows), parts = 0;
+    void *partial = NULL;
+    if (rows > 0) {
+        parts = div_up(rows, part_rows);
+        TRY(stream_scratch(&partial, s,
+                           (size_t)(parts * sets.count * a->channels) * sizeof(float)));
+        norm_backward_kernel<E, W, CHUNKS, WARPS, EMBEDDING>
+            <<<(unsigned)parts, norm_block<WARPS>::THREADS, 0, stream_cuda(s)>>>(
+                *a, (float *)partial, part_rows);
+        TRY(CUDA(cudaGetLastError()));
+    }
+    return columns_finish(s, sets, (const float *)partial, parts, a->channels, add);
 }
 
 /* The fewest warps that hold a row with a pack a thread; other rows are a wide block's. */
 template <typename E, bool EMBEDDING>
-static void norm_backward_rows(struct stream *s, const struct norm_args *a, float *partial)
+static enum status norm_backward(struct stream *s, const struct norm_args *a,
+                                 struct column_sets sets, bool add)
 {
     constexpr int W = full_pack<E>(), WIDE = NORM_WIDE_WARPS;
     constexpr int WIDE_COLUMNS = NORM_MAX_COLUMNS / (32 * WIDE); /* a thread */
     int64_t warps = div_up(a->channels, 32 * W);
-    if (!norm_packs(a, sizeof(E)))
-        norm_backward_launch<E, 1, WIDE_COLUMNS, WIDE, EMBEDDING>(s, a, partial);
-    else if (warps == 1)
-        norm_backward_launch<E, W, 1, 1, EMBEDDING>(s, a, partial);
-    else if (warps == 2)
-        norm_backward_launch<E, W, 1, 2, EMBEDDING>(s, a, partial);
-    else if (warps == 3)
-        norm_backward_launch<E, W, 1, 3, EMBEDDING>(s, a, partial);
-    else if (warps == 4)
-        norm_backward_launch<E, W, 1, 4, EMBEDDING>(s, a, partial);
-    else if (warps <= 8)
-        norm_backward_launch<E, W, 1, 8, EMBEDDING>(s, a, partial);
-    else
-        norm_backward_launch<E, W, WIDE_COLUMNS / W, WIDE, EMBEDDING>(s, a, partial);
-}
-
-template <typename E, bool EMBEDDING>
-static enum status norm_backward(struct stream *s, const struct norm_args *a,
-                                 struct column_sets sets, bool add)
-{
-    int64_t C = a->channels, parts = 0;
-    void *partial = NULL;
     TRY(norm_check(a));
-    if (a->q.rows > 0) {
-        parts = div_up(a->q.rows, norm_part_rows(a->q.rows));
-        TRY(stream_scratch(&partial, s, (size_t)(parts * sets.count * C) * sizeof(float)));
-        norm_backward_rows<E, EMBEDDING>(s, a, (float *)partial);
-        TRY(CUDA(cudaGetLastError()));
-    }
-    return columns_finish(s, sets, (const float *)partial, parts, C, add);
+    if (!norm_packs(a, sizeof(E)))
+        return norm_backward_any<E, 1, WIDE_COLUMNS, WIDE, EMBEDDING>(s, a, sets, add);
+    if (warps > 8)
+        return norm_backward_any<E, W, WIDE_COLUMNS / W, WIDE, EMBEDDING>(s, a, sets, add);
+    if (warps > 4)
+        return norm_backward_any<E, W, 1, 8, EMBEDDING>(s, a, sets, add);
+    if (warps > 3)
+        return norm_backward_any<E, W, 1, 4, EMBEDDING>(s, a, sets, add);
+    if (warps > 2)
+        return norm_backward_any<E, W, 1, 3, EMBEDDING>(s, a, sets, add);
+    if (warps > 1)
+        return norm_backward_any<E, W, 1, 2, EMBEDDING>(s, a, sets, add);
+    return norm_backward_any<E, W, 1, 1, EMBEDDING>(s, a, sets, add);
 }
 
 template <typename E>
