@@ -104,6 +104,9 @@ $(BUILD)/flags: FORCE
 # Own loops: nothing reads errno or floating-point traps.
 $(BUILD)/engine/ops/%.c.o: EXTRA := $(if $(filter 1,$(DEBUG)),,-O3) -fno-math-errno -fno-trapping-math
 
+# The page that this file holds.
+$(BUILD)/engine/train/report_page.c.o: engine/train/report.html
+
 # Messages of other programs' files: code is generated from io/*.proto.
 GEN := $(BUILD)/gen
 $(GEN)/%.pb-c.c $(GEN)/%.pb-c.h: %.proto

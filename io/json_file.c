@@ -81,6 +81,22 @@ out:
     return st;
 }
 
+enum status json_text(char **text, size_t *bytes, const json_t *root)
+{
+    const size_t flags = JSON_COMPACT | JSON_REAL_PRECISION(17) | JSON_ENSURE_ASCII;
+    struct sink sink = {0};
+    *text = NULL;
+    *bytes = 0;
+    if (root == NULL || json_dump_callback(root, sink_take, &sink, flags) != 0 ||
+        sink_take("", 1, &sink) != 0) {
+        mem_free(&sink.data);
+        return FAIL(MEMORY, "out of memory while making JSON");
+    }
+    *text = sink.data;
+    *bytes = sink.bytes - 1;
+    return ST_OK;
+}
+
 const char *json_kind(const json_t *value)
 {
     if (value == NULL)

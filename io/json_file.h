@@ -35,6 +35,12 @@ MUST_CHECK enum status json_file_read(struct json_t **root, const char *path,
  */
 MUST_CHECK enum status json_file_write(const char *path, const struct json_t *root);
 
+/**
+ * json_text() - a tree in one line, ASCII, as short as it gets.
+ * @text: mem_free(*text); a zero byte follows the last of *bytes. ST_MEMORY, also for @root NULL.
+ */
+MUST_CHECK enum status json_text(char **text, size_t *bytes, const struct json_t *root);
+
 /** json_kind() - "an object", "a string", ..., "nothing" for NULL: for messages. */
 const char *json_kind(const struct json_t *value);
 

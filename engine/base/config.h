@@ -94,6 +94,7 @@ struct run_config {
         char dir[CONFIG_TEXT_BYTES];
         int64_t log_every;
         bool tensorboard;
+        bool model; /* leave the last weights there */
         double gpu_log_s;
     } output;
     struct {

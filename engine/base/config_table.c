@@ -177,6 +177,7 @@ const struct config_field config_fields[] = {
     INT(output, log_every, 10, 1, INT64_MAX, "Steps between progress lines."),
     BOOL(output, tensorboard, true,
          "Write TensorBoard's event files to the folder's tensorboard/ too."),
+    BOOL(output, model, true, "Leave the last weights in the folder's model/."),
     REAL(output, gpu_log_s, 1.0, 0.0, 3600.0,
          "Seconds between lines of the folder's gpu/rank-R.csv (utilisation, memory, power, clocks "
          "of each "

@@ -25,6 +25,8 @@ static const struct entry entries[] = {
     {"score", cmd_score, "exact match and F1 of a predictions file"},
     {"checkpoint", cmd_checkpoint, "look at, check, compare and convert checkpoints"},
     {"plan", cmd_plan, "predict the memory of a run at every zero stage"},
+    {"compare", cmd_compare, "run stages, ranks and batches briefly, side by side"},
+    {"report", cmd_report, "finished runs as one page with charts"},
     {"features", cmd_features, "the windows of a SQuAD file"},
     {"tokenize", cmd_tokenize, "WordPiece tokens of lines of text"},
     {"config", cmd_config, "print or document the configuration"},

@@ -220,6 +220,9 @@ enum status metrics_finish(struct metrics *m, const struct account *account, int
             "\"all\":%zu}",
             m->card.context, m->card.library, m->card.communicator, m->card.arena, m->card.windows,
             m->card.set_up, m->card.graphs, m->card.first_steps, m->card.later, m->card.all);
+    if (m->process.before > 0)
+        record_put(&rec, ",\"process_bytes\":{\"before\":%zu,\"grown\":%zu,\"ranks\":%d}",
+                   m->process.before, m->process.grown, m->process.ranks);
     if (m->has_eval) {
         record_put(&rec, ",\"evaluation\":{");
         record_score(&rec, &m->last_eval, m->config->data.version_2);

@@ -42,6 +42,13 @@ struct card_memory {
     size_t all;
 };
 
+/* Without a card: what this process takes, as the system says (its resident set). */
+struct process_memory {
+    size_t before; /* bytes, when no rank had allocated anything yet */
+    size_t grown;  /* from there to the end of training, by all ranks of this process */
+    int ranks;     /* of this process */
+};
+
 enum { METRICS_MAX_EPOCHS = 4096 };
 
 struct metrics {
@@ -59,6 +66,7 @@ struct metrics {
     struct evaluation first_eval, last_eval, best_eval;
     bool has_eval;
     struct card_memory card; /* all is 0 where there is no card */
+    struct process_memory process; /* before is 0 where there is one */
 };
 
 /** metrics_open() - create the output folder's metrics.jsonl and config.yaml; of a run that goes on

@@ -11,6 +11,7 @@
 #include "engine/train/checkpoint.h"
 #include "engine/train/gpu_log.h"
 #include "engine/train/interrupt.h"
+#include "engine/train/plan_json.h"
 #include "engine/train/weights.h"
 #include "io/checkpoint.h"
 
@@ -125,7 +126,7 @@ static enum status take_best(struct trainer *t)
 static enum status save_model(struct trainer *t, enum status st)
 {
     char dir[1200], cause[4096];
-    if ((st != ST_OK && st != ST_INTERRUPTED) || t->steps_done == 0)
+    if ((st != ST_OK && st != ST_INTERRUPTED) || t->steps_done == 0 || !t->config->output.model)
         return st;
     snprintf(cause, sizeof cause, "%s", status_message());
     TRY(path_join(dir, sizeof dir, t->config->output.dir, "model"));
@@ -149,6 +150,8 @@ enum status run_rank(const struct rank_run *r, struct device *device, struct com
         TRY_GOTO(st, out, banner(&trainer));
         gpu_log_start(&gpu_log, r->config, device, comm->rank);
     }
+    if (r->metrics != NULL)
+        TRY_GOTO(st, out, plan_json_write(&trainer));
     TRY_GOTO(st, out, trainer_trace(&trainer, &r->options->trace));
     if (r->options->at_start != NULL)
         r->options->at_start(r->options->context, &trainer);

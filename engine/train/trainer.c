@@ -126,6 +126,24 @@ static enum status card_grown(struct trainer *t, size_t *bytes)
     return ST_OK;
 }
 
+/* What this process has grown by since all ranks of it were without memory; rank 0 asks. Later
+ * growth is none (tests/train_memory.c), so the end of step 2 and the last step will do. */
+static enum status process_grown(struct trainer *t)
+{
+    size_t used = 0;
+    if (t->device->library != NULL || t->metrics == NULL)
+        return ST_OK;
+    struct process_memory *m = &t->metrics->process;
+    TRY(device_memory_used(t->device, &used));
+    if (m->before == 0) {
+        m->before = used;
+        m->ranks = strcmp(t->comm->ops->name, "local") == 0 ? t->comm->world_size : 1;
+    }
+    if (used > m->before + m->grown)
+        m->grown = used - m->before;
+    return ST_OK;
+}
+
 static void log_card(const struct card_memory *m)
 {
     const double mib = 1048576.0;
@@ -175,6 +193,7 @@ enum status trainer_open(struct trainer *t, const struct run_config *config,
     t->best_metric = t->best_value = (double)-INFINITY;
     t->best_step = -1;
     TRY(plan_run(t));
+    TRY(process_grown(t)); /* the others wait in compare_ranks() for rank 0 */
     TRY(compare_ranks(t));
     TRY(card_grown(t, &t->card.communicator));
     struct optim_hyper hyper = hyper_of(config, t->total_steps);
@@ -337,6 +356,8 @@ static enum status finish_step(struct trainer *t, int64_t step, double *last_s)
     t->steps_done = step + 1;
     if (step == 1)
         TRY(card_grown(t, &t->card.first_steps));
+    if (step == 1 || t->steps_done == t->total_steps)
+        TRY(process_grown(t));
     const struct step_state *r = slot->result;
     if (!r->agreed)
         return FAIL(COMM, "ranks report different steps; this one is at %" PRId64, step);

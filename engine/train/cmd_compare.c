@@ -1,0 +1,376 @@
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "engine/base/arena.h"
+#include "engine/base/config.h"
+#include "engine/base/file.h"
+#include "engine/base/log.h"
+#include "engine/base/options.h"
+#include "engine/base/out.h"
+#include "engine/base/text.h"
+#include "engine/train/commands.h"
+#include "engine/train/comparison.h"
+
+enum { MAX_VALUES = 16, MAX_RUNS = 256, MAX_REPEAT = 64, MAX_ARGS = 192 };
+
+struct list {
+    int64_t values[MAX_VALUES];
+    int count;
+};
+
+struct request {
+    const char *config, *dir;
+    struct list ranks, stages, batches;
+    struct option_list sets;
+    int64_t steps, repeat;
+};
+
+/* ---- one run, a process of its own ---- */
+
+struct arguments {
+    char text[MAX_ARGS][600];
+    char *argv[MAX_ARGS + 1];
+    int count;
+};
+
+static void add(struct arguments *a, const char *fmt, ...) PRINTF_LIKE(2, 3);
+static void add(struct arguments *a, const char *fmt, ...)
+{
+    va_list args;
+    ASSERT(a->count < MAX_ARGS);
+    va_start(args, fmt);
+    vsnprintf(a->text[a->count], sizeof a->text[0], fmt, args);
+    va_end(args);
+    a->argv[a->count] = a->text[a->count];
+    a->argv[++a->count] = NULL;
+}
+
+/* What a comparison does not want: evaluations, checkpoints, weights and files for TensorBoard. */
+static const char *const settings[] = {
+    "data.eval=",
+    "eval.before=false",
+    "eval.stop_metric=none",
+    "eval.train_samples=0",
+    "checkpoint.every=0",
+    "checkpoint.keep_best=none",
+    "checkpoint.resume=",
+    "checkpoint.resume_or_start=false",
+    "checkpoint.export_best=false",
+    "output.tensorboard=false",
+    "output.model=false",
+};
+
+static void add_all(struct arguments *a, const struct request *q, const struct run_result *r,
+                    const char *dir)
+{
+    add(a, "tessera");
+    add(a, "train");
+    add(a, "--config=%s", q->config);
+    for (int i = 0; i < q->sets.count; i++)
+        add(a, "--set=%s", q->sets.items[i]);
+    for (size_t i = 0; i < sizeof settings / sizeof *settings; i++)
+        add(a, "--set=%s", settings[i]);
+    add(a, "--set=train.micro_batch=%" PRId64, r->micro_batch);
+    add(a, "--ranks=%" PRId64, r->ranks);
+    add(a, "--zero-stage=%" PRId64, r->zero_stage);
+    add(a, "--steps=%" PRId64, q->steps);
+    add(a, "--output-dir=%s", dir);
+    /* The last step is the traced one: it does not count for speed. */
+    add(a, "--trace=%s/trace.json", dir);
+    add(a, "--trace-step=%" PRId64, q->steps);
+}
+
+static void become(const struct arguments *a, const char *log)
+{
+    int file = open(log, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    prctl(PR_SET_PDEATHSIG, SIGTERM); /* it does not go on alone */
+    if (file < 0 || dup2(file, STDOUT_FILENO) < 0 || dup2(file, STDERR_FILENO) < 0)
+        _exit(127);
+    execv("/proc/self/exe", a->argv);
+    _exit(127);
+}
+
+/* The last error line of a log, without time and rank. */
+static void last_error(char out[1024], const char *log)
+{
+    struct file_text text = {0};
+    out[0] = '\0';
+    if (file_read(&text, log) != ST_OK)
+        return;
+    for (char *at = text.data, *end; *at != '\0'; at = end + (*end != '\0')) {
+        end = at + strcspn(at, "\n");
+        char *found = strstr(at, " error ");
+        if (found != NULL && found < end)
+            snprintf(out, 1024, "%.*s", (int)(end - found - 7), found + 7);
+    }
+    mem_free(&text.data);
+}
+
+static void say_failed(struct run_result *r, int state, const char *log)
+{
+    char error[1024];
+    last_error(error, log);
+    if (WIFSIGNALED(state) && WTERMSIG(state) == SIGKILL)
+        snprintf(r->reason, sizeof r->reason, "killed, as a system out of memory does it (%.900s)",
+                 log);
+    else if (WIFSIGNALED(state))
+        snprintf(r->reason, sizeof r->reason, "ended by signal %d (%.900s)", WTERMSIG(state), log);
+    else if (error[0] != '\0')
+        snprintf(r->reason, sizeof r->reason, "%.1000s", error);
+    else
+        snprintf(r->reason, sizeof r->reason, "exit code %d (%.900s)", WEXITSTATUS(state), log);
+}
+
+/* Run one combination once. A failure of it is no failure here. */
+static enum status run_once(struct run_result *r, const struct request *q, const char *dir)
+{
+    char log[1200];
+    struct arguments *a = NULL;
+    int state = 0;
+    TRY(file_make_dirs(dir));
+    TRY(path_join(log, sizeof log, dir, "log.txt"));
+    TRY(mem_alloc(&a, sizeof *a));
+    add_all(a, q, r, dir);
+    pid_t child = fork();
+    if (child == 0)
+        become(a, log);
+    mem_free(&a);
+    if (child < 0)
+        return FAIL(SYSTEM, "cannot start a process: %s", strerror(errno));
+    while (waitpid(child, &state, 0) < 0)
+        if (errno != EINTR)
+            return FAIL(SYSTEM, "cannot wait for a process: %s", strerror(errno));
+    if (WIFEXITED(state) && WEXITSTATUS(state) == 0) {
+        struct run_result asked = *r;
+        enum status st = run_result_read(r, dir);
+        snprintf(r->name, sizeof r->name, "%s", asked.name);
+        return st;
+    }
+    if (WIFEXITED(state) && WEXITSTATUS(state) == 127)
+        return FAIL(SYSTEM, "cannot start this program again, or write %s", log);
+    say_failed(r, state, log);
+    return ST_OK;
+}
+
+/* All repeats of a combination; the first that fails is what counts. */
+static enum status run_repeats(struct run_result *r, const struct request *q)
+{
+    char dir[900];
+    struct run_result *repeats = NULL;
+    enum status st = ST_OK;
+    TRY(mem_alloc(&repeats, sizeof *repeats * (size_t)q->repeat));
+    for (int i = 0; i < q->repeat; i++) {
+        repeats[i] = *r;
+        int n = snprintf(dir, sizeof dir,
+                         "%s/ranks-%" PRId64 "-stage-%" PRId64 "-batch-%" PRId64 "/repeat-%d",
+                         q->dir, r->ranks, r->zero_stage, r->micro_batch, i + 1);
+        if (n >= (int)sizeof dir)
+            st = FAIL(INVALID, "--output-dir: the name is too long");
+        else
+            st = run_once(&repeats[i], q, dir);
+        if (st != ST_OK)
+            goto out;
+        if (repeats[i].reason[0] != '\0') {
+            snprintf(r->reason, sizeof r->reason, "%s", repeats[i].reason);
+            goto out;
+        }
+    }
+    run_result_median(repeats, (int)q->repeat);
+    *r = repeats[0];
+    memset(&repeats[0], 0, sizeof repeats[0]); /* moved */
+out:
+    for (int i = 0; i < q->repeat; i++)
+        run_result_release(&repeats[i]);
+    mem_free(&repeats);
+    return st;
+}
+
+/* ---- all combinations ---- */
+
+static void say_progress(const struct run_result *r, int done, int count)
+{
+    if (r->reason[0] != '\0')
+        log_warn("compare", "%d of %d  %s: %s", done, count, r->name, r->reason);
+    else
+        log_info("compare", "%d of %d  %s: %.1f sequences/s", done, count, r->name,
+                 r->sequences_per_s);
+}
+
+static enum status run_all(struct comparison *c, const struct request *q)
+{
+    int total = q->ranks.count * q->stages.count * q->batches.count;
+    for (int i = 0; i < total; i++) {
+        struct run_result *r = &c->runs[c->count++];
+        r->ranks = q->ranks.values[i / (q->batches.count * q->stages.count)];
+        r->micro_batch = q->batches.values[i / q->stages.count % q->batches.count];
+        r->zero_stage = q->stages.values[i % q->stages.count];
+        snprintf(r->name, sizeof r->name, "%" PRId64 " rank%s, stage %" PRId64, r->ranks,
+                 r->ranks == 1 ? "" : "s", r->zero_stage);
+        if (q->batches.count > 1)
+            snprintf(r->name + strlen(r->name), sizeof r->name - strlen(r->name),
+                     ", batch %" PRId64, r->micro_batch);
+        TRY(run_repeats(r, q));
+        say_progress(r, i + 1, total);
+    }
+    return ST_OK;
+}
+
+static enum status compare(const struct request *q)
+{
+    char page[1200], title[600];
+    enum status st = ST_OK;
+    snprintf(title, sizeof title, "Comparison: %s", q->config);
+    struct comparison c = {
+        .title = title, .config = q->config, .steps = q->steps, .repeat = q->repeat};
+    TRY(mem_alloc(&c.runs, sizeof *c.runs * MAX_RUNS));
+    TRY_GOTO(st, out, run_all(&c, q));
+    comparison_print(&c);
+    TRY_GOTO(st, out, comparison_write(&c, q->dir));
+    TRY_GOTO(st, out, path_join(page, sizeof page, q->dir, "report.html"));
+    TRY_GOTO(st, out, comparison_page(&c, page));
+    TRY_GOTO(st, out, out_flush());
+    log_info("compare", "%s, compare.json and compare.csv beside it", page);
+    int failed = 0;
+    for (int i = 0; i < c.count; i++)
+        failed += c.runs[i].reason[0] != '\0';
+    if (failed == c.count)
+        st =
+            FAIL(INVALID, "none of the %d combinations could be run: %s", failed, c.runs[0].reason);
+out:
+    for (int i = 0; i < c.count; i++)
+        run_result_release(&c.runs[i]);
+    mem_free(&c.runs);
+    return st;
+}
+
+/* ---- the command line ---- */
+
+/* "1,2,4" */
+static enum status parse_list(struct list *list, const char *option, const char *text, int64_t min,
+                              int64_t max)
+{
+    list->count = 0;
+    for (const char *at = text;; at++) {
+        char one[32];
+        int64_t value;
+        size_t len = strcspn(at, ",");
+        snprintf(one, sizeof one, "%.*s", (int)len, at);
+        if (len >= sizeof one || !text_to_int(&value, one) || value < min || value > max)
+            return FAIL(INVALID,
+                        "--%s: expected integers from %" PRId64 " to %" PRId64
+                        " with commas between them, found \"%s\"",
+                        option, min, max, text);
+        for (int i = 0; i < list->count; i++)
+            if (list->values[i] == value)
+                return FAIL(INVALID, "--%s: %" PRId64 " stands there twice", option, value);
+        if (list->count == MAX_VALUES)
+            return FAIL(INVALID, "--%s: more than %d values", option, MAX_VALUES);
+        list->values[list->count++] = value;
+        at += len;
+        if (*at == '\0')
+            return ST_OK;
+    }
+}
+
+/* What is not given is the configuration's. */
+static enum status resolve(struct request *q, char dir[CONFIG_TEXT_BYTES], const char *ranks,
+                           const char *stages, const char *batches)
+{
+    struct run_config config;
+    TRY(config_load(&config, q->config, q->sets.items, q->sets.count));
+    q->ranks = (struct list){{config.train.ranks}, 1};
+    q->batches = (struct list){{config.train.micro_batch}, 1};
+    if (ranks != NULL)
+        TRY(parse_list(&q->ranks, "ranks", ranks, 1, 1 << 20));
+    TRY(parse_list(&q->stages, "stages", stages, 0, 3));
+    if (batches != NULL)
+        TRY(parse_list(&q->batches, "micro-batch", batches, 1, 1 << 20));
+    if (q->ranks.count * q->stages.count * q->batches.count > MAX_RUNS)
+        return FAIL(INVALID, "more than %d combinations", MAX_RUNS);
+    if (q->dir == NULL) {
+        TRY(path_join(dir, CONFIG_TEXT_BYTES, config.output.dir, "compare"));
+        q->dir = dir;
+    }
+    for (int i = 0; i < q->sets.count; i++)
+        if (strlen(q->sets.items[i]) > 500)
+            return FAIL(INVALID, "--set: \"%.40s...\" is too long", q->sets.items[i]);
+    return strlen(q->config) < 500 ? ST_OK : FAIL(INVALID, "--config: the name is too long");
+}
+
+enum status cmd_compare(int argc, char **argv)
+{
+    struct request q = {.steps = 30, .repeat = 5};
+    const char *ranks = NULL, *stages = "0,1,2,3", *batches = NULL;
+    char dir[CONFIG_TEXT_BYTES];
+    bool help_shown = false;
+    const struct option options[] = {
+        {.name = "config",
+         .kind = OPTION_TEXT,
+         .value = &q.config,
+         .metavar = "FILE",
+         .help = "run configuration (YAML)",
+         .required = true},
+        {.name = "ranks",
+         .kind = OPTION_TEXT,
+         .value = &ranks,
+         .metavar = "N[,N...]",
+         .help = "numbers of ranks (the configuration's)"},
+        {.name = "stages",
+         .kind = OPTION_TEXT,
+         .value = &stages,
+         .metavar = "S[,S...]",
+         .help = "zero stages"},
+        {.name = "micro-batch",
+         .kind = OPTION_TEXT,
+         .value = &batches,
+         .metavar = "B[,B...]",
+         .help = "samples in one forward and backward on one rank (the configuration's)"},
+        {.name = "steps",
+         .kind = OPTION_INT,
+         .value = &q.steps,
+         .metavar = "N",
+         .help = "steps of each run",
+         .min = 2,
+         .max = 1e6},
+        {.name = "repeat",
+         .kind = OPTION_INT,
+         .value = &q.repeat,
+         .metavar = "N",
+         .help = "runs of each combination; medians are shown",
+         .min = 1,
+         .max = MAX_REPEAT},
+        {.name = "output-dir",
+         .kind = OPTION_TEXT,
+         .value = &q.dir,
+         .metavar = "DIR",
+         .help = "where runs, tables and page go (compare/ in the configuration's output.dir)"},
+        {.name = "set",
+         .kind = OPTION_LIST,
+         .value = &q.sets,
+         .metavar = "KEY=VALUE",
+         .help = "override a key of the configuration"},
+    };
+    const struct command command = {
+        .name = "compare",
+        .summary = "Run every combination of ranks, stages and micro-batches briefly from the same "
+                   "seed,\nand compare memory, speed and losses.",
+        .details = "Each run is a process with a folder of its own in DIR. One that fails is a row "
+                   "that says\nso. Writes compare.json, compare.csv and report.html, which opens "
+                   "offline.",
+        .options = options,
+        .option_count = sizeof options / sizeof *options,
+    };
+    TRY(options_parse(&command, argc, argv, &help_shown));
+    if (help_shown)
+        return ST_OK;
+    TRY(resolve(&q, dir, ranks, stages, batches));
+    return compare(&q);
+}
