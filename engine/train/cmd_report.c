@@ -1,3 +1,4 @@
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -10,15 +11,29 @@
 
 enum { MAX_RUNS = 64 };
 
-/* Two runs may have the same last part of their folders' names; then all of it tells them apart. */
+/* Bytes of the folders that all of them begin with. */
+static size_t common_start(char *const *dirs, int count)
+{
+    size_t common = 0;
+    for (size_t k = 0; dirs[0][k] != '\0'; k++) {
+        for (int i = 1; i < count; i++)
+            if (dirs[i][k] != dirs[0][k])
+                return common;
+        if (dirs[0][k] == '/')
+            common = k + 1;
+    }
+    return common;
+}
+
+/* Where the last parts of the folders' names are not enough, what differs tells runs apart. */
 static void name_runs(struct run_result *runs, char *const *dirs, int count)
 {
+    bool unique = true;
     for (int i = 0; i < count; i++)
-        for (int k = 0; k < count; k++)
-            if (k != i && strcmp(runs[i].name, runs[k].name) == 0) {
-                snprintf(runs[i].name, sizeof runs[i].name, "%s", dirs[i]);
-                break;
-            }
+        for (int k = 0; k < i; k++)
+            unique &= strcmp(runs[i].name, runs[k].name) != 0;
+    for (int i = 0; i < count && !unique; i++)
+        snprintf(runs[i].name, sizeof runs[i].name, "%s", dirs[i] + common_start(dirs, count));
 }
 
 static enum status report(char *const *dirs, int count, const char *path)

@@ -65,7 +65,7 @@ struct metrics {
     int64_t epoch_count;
     struct evaluation first_eval, last_eval, best_eval;
     bool has_eval;
-    struct card_memory card; /* all is 0 where there is no card */
+    struct card_memory card;       /* all is 0 where there is no card */
     struct process_memory process; /* before is 0 where there is one */
 };
 
