@@ -35,7 +35,7 @@ import runs  # noqa: E402
 
 CONFIG = "configs/minilm-squad.yaml"
 LENGTH, STRIDE = 384, 128
-MICRO_BATCH, GLOBAL_BATCH, EVAL_BATCH = 8, 32, 64
+GLOBAL_BATCH, MAX_MICRO_BATCH, EVAL_BATCH = 32, 16, 64
 
 
 def read_questions(path):
@@ -72,7 +72,8 @@ class Recipe:
         self.eval_count = write_questions(self.eval, cut(read_questions(args.eval), args.limit))
         self.world = max(args.gpus, 1)
         self.device = "cpu" if args.dry_run else "cuda"
-        self.accum = max(GLOBAL_BATCH // (MICRO_BATCH * self.world), 1)
+        self.micro = max(min(GLOBAL_BATCH // self.world, MAX_MICRO_BATCH), 1)
+        self.accum = max(GLOBAL_BATCH // (self.micro * self.world), 1)
         self.rows = []
 
     def score(self, predictions):
@@ -94,7 +95,7 @@ class Recipe:
         sets = {"model__init_from": self.args.weights, "data__train": self.train,
                 "data__eval": self.eval, "data__vocab": self.args.vocab,
                 "data__cache_dir": os.path.join(self.folder, "features"),
-                "train__micro_batch": MICRO_BATCH, "train__grad_accum": self.accum,
+                "train__micro_batch": self.micro, "train__grad_accum": self.accum,
                 "eval__micro_batch": EVAL_BATCH, "output__log_every": 1000000,
                 "train__epochs": self.args.epochs}
         if self.args.steps:
@@ -196,7 +197,7 @@ class Recipe:
 
     def run(self):
         print(f"{self.train_count} training questions, {self.eval_count} to answer; {self.world} x "
-              f"{runs.gpu_name()}; micro-batch {MICRO_BATCH} x accumulation {self.accum} x "
+              f"{runs.gpu_name()}; micro-batch {self.micro} x accumulation {self.accum} x "
               f"{self.world}", flush=True)
         with_torch = "torch" in self.args.programs.split(",")
         features = self.peer("features", self.args.vocab) if with_torch else None

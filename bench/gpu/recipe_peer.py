@@ -17,7 +17,7 @@ import zlib
 import numpy as np
 import torch
 
-LENGTH, STRIDE, MICRO_BATCH, EVAL_BATCH = 384, 128, 8, 64
+LENGTH, STRIDE, GLOBAL_BATCH, EVAL_BATCH = 384, 128, 32, 64
 N_BEST, LONGEST = 20, 30
 CLS, SEP = 101, 102  # of BERT's uncased vocabulary
 
@@ -134,7 +134,7 @@ def deal(count, rank, world, seed, epoch):
 def train(model, columns, device, rank, world, lr, seed, epochs, accum, steps):
     from transformers import get_linear_schedule_with_warmup
     count = len(columns["input_ids"])
-    batch = MICRO_BATCH * accum
+    batch = GLOBAL_BATCH // world
     an_epoch = math.ceil(math.ceil(count / world) / batch)
     total = steps or an_epoch * epochs
     plain = [p for p in model.parameters() if p.ndim == 1]  # biases and LayerNorm
@@ -150,7 +150,7 @@ def train(model, columns, device, rank, world, lr, seed, epochs, accum, steps):
         if at == 0:
             order = deal(count, rank, world, seed, epoch).to(device)
         mine = order[at * batch:(at + 1) * batch]
-        parts = torch.split(mine, MICRO_BATCH)
+        parts = torch.split(mine, max(batch // accum, 1))
         for k, rows in enumerate(parts):
             model.require_backward_grad_sync = k == len(parts) - 1
             with half_precision(device):
