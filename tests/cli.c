@@ -140,8 +140,9 @@ static void without_arguments_it_says_what_there_is(void **state)
 static void every_command_has_help(void **state)
 {
     (void)state;
-    static const char *const commands[] = {"train", "eval",     "predict",  "score", "checkpoint",
-                                           "plan",  "features", "tokenize", "config"};
+    static const char *const commands[] = {"train",      "eval",    "predict",  "score",
+                                           "checkpoint", "plan",    "features", "tokenize",
+                                           "config",     "compare", "report"};
     for (size_t i = 0; i < sizeof commands / sizeof *commands; i++) {
         char usage[64];
         RUN(commands[i], "--help");

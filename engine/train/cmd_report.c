@@ -25,6 +25,18 @@ static size_t common_start(char *const *dirs, int count)
     return common;
 }
 
+/* Bytes of the last parts that all of them end with, "/repeat-1". */
+static size_t common_end(char *const *dirs, int count)
+{
+    const char *last = strrchr(dirs[0], '/');
+    for (int i = 1; i < count && last != NULL; i++) {
+        const char *other = strrchr(dirs[i], '/');
+        if (other == NULL || strcmp(other, last) != 0)
+            last = NULL;
+    }
+    return last != NULL ? strlen(last) : 0;
+}
+
 /* Where the last parts of the folders' names are not enough, what differs tells runs apart. */
 static void name_runs(struct run_result *runs, char *const *dirs, int count)
 {
@@ -32,8 +44,15 @@ static void name_runs(struct run_result *runs, char *const *dirs, int count)
     for (int i = 0; i < count; i++)
         for (int k = 0; k < i; k++)
             unique &= strcmp(runs[i].name, runs[k].name) != 0;
-    for (int i = 0; i < count && !unique; i++)
-        snprintf(runs[i].name, sizeof runs[i].name, "%s", dirs[i] + common_start(dirs, count));
+    if (unique)
+        return;
+    size_t start = common_start(dirs, count), end = common_end(dirs, count);
+    for (int i = 0; i < count; i++) {
+        size_t len = strlen(dirs[i]);
+        if (len > start + end) /* else it is one folder given twice */
+            snprintf(runs[i].name, sizeof runs[i].name, "%.*s", (int)(len - start - end),
+                     dirs[i] + start);
+    }
 }
 
 static enum status report(char *const *dirs, int count, const char *path)
