@@ -124,7 +124,8 @@ static void every_combination_is_a_row_with_identical_losses(void **state)
             assert_true(number(r, "ratio") == 1.0);
     }
     assert_true(number(json_array_get(runs, 7), "ratio") < 1);
-    assert_non_null(strstr(ran.out, "identical"));
+    assert_non_null(strstr(ran.out, "  (base)\n"));
+    assert_non_null(strstr(ran.out, "  identical\n"));
     json_decref(root);
 }
 

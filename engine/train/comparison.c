@@ -222,7 +222,9 @@ static void print_columns(const struct comparison *c, const struct column *colum
         for (int i = 0; i < count; i++)
             if (columns[i].title != NULL)
                 print_value(&columns[i], &row);
-        if (losses && row.first_difference == 0)
+        if (losses && row.base == row.r)
+            out("  (base)");
+        else if (losses && row.first_difference == 0)
             out("  identical");
         else if (losses)
             out("  differ from step %" PRId64, row.first_difference);
