@@ -19,6 +19,11 @@
 
 static struct scratch scratch;
 
+static const char *path_of(const char *name)
+{
+    return scratch_at(&scratch, name);
+}
+
 /* ---- starting it ---- */
 
 static struct process ran;
@@ -34,13 +39,7 @@ static void wait_for_end(void)
     process_wait(&ran, &scratch);
 }
 
-static void run_args(const char *const *args)
-{
-    start(args, 0, NULL);
-    wait_for_end();
-}
-
-#define RUN(...) run_args((const char *const[]){__VA_ARGS__, NULL})
+#define RUN(...) process_run(&ran, &scratch, (const char *const[]){__VA_ARGS__, NULL})
 
 static void expect(int code, const char *out, const char *err)
 {
@@ -49,30 +48,11 @@ static void expect(int code, const char *out, const char *err)
 
 /* ---- files ---- */
 
-static const char *path_of(const char *name)
-{
-    static char paths[8][512];
-    static int next;
-    next = (next + 1) % 8;
-    return scratch_path(&scratch, paths[next], name);
-}
-
 static const char *put_text(const char *name, const char *text)
 {
     char path[512];
     scratch_put(&scratch, path, name, text, strlen(text));
     return path_of(name);
-}
-
-/* run.yaml of a configuration. */
-static const char *put_config(const struct run_config *c)
-{
-    char *text = NULL, path[512];
-    size_t bytes = 0;
-    assert_ok(config_write(c, &text, &bytes));
-    scratch_put(&scratch, path, "run.yaml", text, bytes);
-    mem_free(&text);
-    return path_of("run.yaml");
 }
 
 /* The output folder as after nothing. */
@@ -128,7 +108,7 @@ static void without_arguments_it_says_what_there_is(void **state)
 {
     (void)state;
     static const char *const none[] = {NULL};
-    run_args(none);
+    process_run(&ran, &scratch, none);
     expect(2, "Usage: tessera COMMAND", "no command");
     RUN("--help");
     expect(0, "--version", NULL);
@@ -165,7 +145,7 @@ static void bad_values_name_the_option_and_what_is_accepted(void **state)
 {
     (void)state;
     struct run_config c = tiny(1, 0, 1);
-    const char *config = put_config(&c);
+    const char *config = run_put_config(&scratch, &c);
     RUN("train", "--config", config, "--zero-stage", "4");
     expect(2, NULL, "--zero-stage");
     assert_non_null(strstr(ran.err, "from 0 to 3"));
@@ -209,7 +189,7 @@ static void train_on(const struct run_config *c, const char *train, int code, co
 {
     struct run_config changed = *c;
     snprintf(changed.data.train, sizeof changed.data.train, "%s", train);
-    RUN("train", "--config", put_config(&changed));
+    RUN("train", "--config", run_put_config(&scratch, &changed));
     expect(code, NULL, message);
     assert_false(is_there("out/summary.json"));
 }
@@ -238,7 +218,7 @@ static void a_vocabulary_of_another_size_is_refused(void **state)
     (void)state;
     struct run_config c = tiny(2, 1, 1);
     c.model.vocab_size = RUN_VOCAB + 1;
-    RUN("train", "--config", put_config(&c));
+    RUN("train", "--config", run_put_config(&scratch, &c));
     expect(2, NULL, "vocab.txt: 101 tokens, but model.vocab_size is 102");
 }
 
@@ -247,15 +227,15 @@ static void lengths_that_do_not_fit_are_refused(void **state)
     (void)state;
     struct run_config c = tiny(2, 1, 1);
     c.data.max_length = 68;
-    RUN("train", "--config", put_config(&c));
+    RUN("train", "--config", run_put_config(&scratch, &c));
     expect(2, NULL, "data.max_length 68 is above model.max_positions 67");
     c.data.max_length = 64;
     c.data.doc_stride = 60; /* 64 - 3 - 4 words of question leave 57 */
-    RUN("train", "--config", put_config(&c));
+    RUN("train", "--config", run_put_config(&scratch, &c));
     expect(2, NULL, "stride");
     c.data.doc_stride = 2;
     c.data.max_length = 7; /* no room for context beside the question */
-    RUN("train", "--config", put_config(&c));
+    RUN("train", "--config", run_put_config(&scratch, &c));
     expect(2, NULL, "q0");
 }
 
@@ -283,7 +263,7 @@ static void b110_b111_one_metrics_file_holds_every_step(void **state)
     struct scratch out;
     struct run_config c = tiny(3, 3, 4);
     c.eval.every = 2;
-    RUN("train", "--config", put_config(&c));
+    RUN("train", "--config", run_put_config(&scratch, &c));
     expect(0, "mean loss", "rank 0 of 3");
     assert_non_null(strstr(ran.out, "zero_stage: 3"));
     snprintf(out.dir, sizeof out.dir, "%.240s/out", scratch.dir);
@@ -325,7 +305,8 @@ static void the_stage_changes_no_digit_of_the_metrics(void **state)
         struct run_config c = tiny(1, 0, 3);
         c.train.reduce = REDUCE_PER_MICRO_BATCH;
         c.data.eval[0] = '\0';
-        RUN("train", "--config", put_config(&c), "--zero-stage", stage_text, "--ranks", "2");
+        RUN("train", "--config", run_put_config(&scratch, &c), "--zero-stage", stage_text,
+            "--ranks", "2");
         expect(0, NULL, NULL);
         read_output(&text, "out/metrics.jsonl");
         const char *line = text.data;
@@ -347,7 +328,7 @@ static void steps_0_evaluates_only(void **state)
     c.data.train[0] = '\0'; /* not needed */
     c.data.version_2 = true;
     snprintf(c.data.eval, sizeof c.data.eval, "%s", path_of("eval2.json"));
-    RUN("train", "--config", put_config(&c), "--steps", "0");
+    RUN("train", "--config", run_put_config(&scratch, &c), "--steps", "0");
     expect(0, NULL, "eval questions at step 0");
     read_output(&text, "out/metrics.jsonl");
     assert_int_equal(count_lines(text.data, "\"evaluation\""), 1);
@@ -364,7 +345,7 @@ static void score_agrees_with_the_evaluation(void **state)
     struct run_config c = tiny(2, 2, 30);
     c.train.epochs = 1;
     c.optim.lr = 5e-3;
-    RUN("train", "--config", put_config(&c));
+    RUN("train", "--config", run_put_config(&scratch, &c));
     expect(0, NULL, NULL);
     RUN("score", "--data", path_of("eval.json"), "--predictions", path_of("out/predictions.json"));
     expect(0, "exact_match", NULL);
@@ -395,7 +376,7 @@ static void the_plan_adds_up(void **state)
 {
     (void)state;
     struct run_config c = tiny(2, 0, 1);
-    RUN("plan", "--config", put_config(&c), "--ranks", "4", "--json");
+    RUN("plan", "--config", run_put_config(&scratch, &c), "--ranks", "4", "--json");
     expect(0, "\"stages\":[", NULL);
     double last = 0;
     const char *at = ran.out;
@@ -425,7 +406,7 @@ static void the_plan_with_data_is_the_arena_of_the_run(void **state)
         c.eval.micro_batch = 8; /* the evaluation has the larger batches */
         if (stage == 3)
             c.data.eval[0] = '\0';
-        RUN("train", "--config", put_config(&c));
+        RUN("train", "--config", run_put_config(&scratch, &c));
         expect(0, NULL, NULL);
         read_output(&text, "out/summary.json");
         RUN("plan", "--config", path_of("run.yaml"), "--json", "--data");
@@ -448,7 +429,8 @@ static void a_full_disk_ends_the_run_with_whole_lines(void **state)
     c.data.eval[0] = '\0';
     c.output.log_every = 1000;
     c.output.tensorboard = false; /* metrics.jsonl is what grows fastest then */
-    start((const char *const[]){"train", "--config", put_config(&c), NULL}, 8000, NULL);
+    start((const char *const[]){"train", "--config", run_put_config(&scratch, &c), NULL}, 8000,
+          NULL);
     wait_for_end();
     expect(1, NULL, "metrics.jsonl");
     read_output(&text, "out/metrics.jsonl");
@@ -463,8 +445,8 @@ static void output_that_does_not_arrive_is_an_error(void **state)
 {
     (void)state;
     struct run_config c = tiny(2, 2, 1);
-    start((const char *const[]){"plan", "--config", put_config(&c), "--json", NULL}, 0,
-          "/dev/full");
+    start((const char *const[]){"plan", "--config", run_put_config(&scratch, &c), "--json", NULL},
+          0, "/dev/full");
     wait_for_end();
     expect(1, NULL, "output");
     start((const char *const[]){"train", "--config", path_of("run.yaml"), NULL}, 0, "/dev/full");
@@ -476,7 +458,8 @@ static void an_output_folder_below_a_file_is_an_error(void **state)
 {
     (void)state;
     struct run_config c = tiny(2, 2, 1);
-    RUN("train", "--config", put_config(&c), "--output-dir", path_of("vocab.txt/out"));
+    RUN("train", "--config", run_put_config(&scratch, &c), "--output-dir",
+        path_of("vocab.txt/out"));
     expect(1, NULL, "vocab.txt");
 }
 
@@ -486,7 +469,7 @@ static void start_long(const struct run_config *c)
     int64_t begun = now_ms();
     char path[512];
     scratch_path(&scratch, path, "out/metrics.jsonl");
-    start((const char *const[]){"train", "--config", put_config(c), NULL}, 0, NULL);
+    start((const char *const[]){"train", "--config", run_put_config(&scratch, c), NULL}, 0, NULL);
     for (;;) {
         struct file_text text = {NULL, 0};
         bool begins = access(path, F_OK) == 0 && file_read(&text, path) == ST_OK && text.bytes > 0;

@@ -14,47 +14,16 @@
 static struct scratch scratch;
 static struct process ran;
 
-static void run_args(const char *const *args)
+static const char *at(const char *name)
 {
-    process_start(&ran, &scratch, args, 0, NULL);
-    process_wait(&ran, &scratch);
+    return scratch_at(&scratch, name);
 }
 
-#define RUN(...) run_args((const char *const[]){__VA_ARGS__, NULL})
+#define RUN(...) process_run(&ran, &scratch, (const char *const[]){__VA_ARGS__, NULL})
 
 static void expect(int code, const char *out, const char *err)
 {
     process_expect(&ran, code, out, err);
-}
-
-/* A path in the scratch folder; the last eight stay. */
-static const char *at(const char *name)
-{
-    static char paths[8][512];
-    static int next;
-    next = (next + 1) % 8;
-    return scratch_path(&scratch, paths[next], name);
-}
-
-static bool same_file(const char *a, const char *b)
-{
-    struct file_text x = {0}, y = {0};
-    assert_ok(file_read(&x, at(a)));
-    assert_ok(file_read(&y, at(b)));
-    bool same = x.bytes == y.bytes && memcmp(x.data, y.data, x.bytes) == 0;
-    mem_free(&x.data);
-    mem_free(&y.data);
-    return same;
-}
-
-static const char *put_config(const struct run_config *c)
-{
-    char *text = NULL, path[512];
-    size_t bytes = 0;
-    assert_ok(config_write(c, &text, &bytes));
-    scratch_put(&scratch, path, "run.yaml", text, bytes);
-    mem_free(&text);
-    return at("run.yaml");
 }
 
 /* "base": six steps on two ranks at stage 3, evaluated after each, with every checkpoint. The rate
@@ -80,7 +49,7 @@ static int make_base(void **state)
     eval.impossible_every = 3;
     run_make_data(&scratch, "eval2.json", eval);
     struct run_config c = base_config();
-    RUN("train", "--config", put_config(&c), "--export-best");
+    RUN("train", "--config", run_put_config(&scratch, &c), "--export-best");
     expect(0, NULL, "weights: saved");
     return 0;
 }
@@ -105,13 +74,14 @@ static void a_reshard_verifies_differs_in_nothing_and_goes_on(void **state)
     c.train.steps = 8;
     c.checkpoint.every = 8;
     c.checkpoint.keep_best = STOP_NONE;
-    const char *config = put_config(&c);
+    const char *config = run_put_config(&scratch, &c);
     RUN("train", "--config", config, "--output-dir", at("on-a"), "--resume", at(last));
     expect(0, NULL, NULL);
     RUN("train", "--config", config, "--output-dir", at("on-b"), "--resume",
         at("three/step-00000006"));
     expect(0, NULL, NULL);
-    assert_true(same_file("on-a/model/model.safetensors", "on-b/model/model.safetensors"));
+    assert_true(
+        scratch_same(&scratch, "on-a/model/model.safetensors", "on-b/model/model.safetensors"));
     RUN("checkpoint", "diff", at("on-a/checkpoints/step-00000008"),
         at("on-b/checkpoints/step-00000008"));
     expect(0, "165 states are equal to the bit, 0 differ", NULL);
@@ -171,7 +141,7 @@ static void an_import_names_what_it_leaves_and_starts_a_run(void **state)
     c.checkpoint.keep_best = STOP_NONE;
     c.train.steps = 2;
     c.train.seed = 3;
-    const char *config = put_config(&c);
+    const char *config = run_put_config(&scratch, &c);
     RUN("train", "--config", config, "--output-dir", at("fresh"), "--resume", "latest");
     expect(0, NULL, "step-00000000: step 0");
     RUN("train", "--config", config, "--output-dir", at("direct"), "--set",
@@ -181,8 +151,10 @@ static void an_import_names_what_it_leaves_and_starts_a_run(void **state)
     snprintf(from, sizeof from, "model.init_from=%s", at("source"));
     RUN("train", "--config", config, "--output-dir", at("folder"), "--set", from);
     expect(0, NULL, NULL);
-    assert_true(same_file("fresh/model/model.safetensors", "folder/model/model.safetensors"));
-    assert_true(same_file("direct/model/model.safetensors", "folder/model/model.safetensors"));
+    assert_true(
+        scratch_same(&scratch, "fresh/model/model.safetensors", "folder/model/model.safetensors"));
+    assert_true(
+        scratch_same(&scratch, "direct/model/model.safetensors", "folder/model/model.safetensors"));
 }
 
 /* ---- eval ------------------------------------------------------------------------------------ */
@@ -220,7 +192,7 @@ static void eval_gives_what_training_measured_on_any_ranks_from_both_kinds_of_fo
             "train.threads=1", "--set", "eval.micro_batch=5");
         expect(0, "\"total\": 12", NULL);
         assert_true(member(ran.out, "f1") == f1 && member(ran.out, "exact_match") == exact);
-        assert_true(same_file("eval-out/predictions.json", "base/predictions.json"));
+        assert_true(scratch_same(&scratch, "eval-out/predictions.json", "base/predictions.json"));
         assert_true(i == 0 || member(ran.out, "loss") == loss);
         loss = member(ran.out, "loss");
     }
@@ -287,10 +259,12 @@ static void export_best_leaves_the_best_checkpoints_weights(void **state)
     snprintf(path, sizeof path, "base/checkpoints/step-%08d", (int)best);
     RUN("checkpoint", "export", at(path), at("best-hf"));
     expect(0, NULL, NULL);
-    assert_true(same_file("best-hf/model.safetensors", "base/model/model.safetensors"));
+    assert_true(
+        scratch_same(&scratch, "best-hf/model.safetensors", "base/model/model.safetensors"));
     RUN("checkpoint", "export", at(last), at("last-hf"));
     expect(0, NULL, NULL);
-    assert_false(same_file("last-hf/model.safetensors", "base/model/model.safetensors"));
+    assert_false(
+        scratch_same(&scratch, "last-hf/model.safetensors", "base/model/model.safetensors"));
 }
 
 static void without_a_measure_or_the_option_the_last_weights_are_left(void **state)
@@ -298,15 +272,18 @@ static void without_a_measure_or_the_option_the_last_weights_are_left(void **sta
     (void)state;
     struct run_config c = base_config();
     c.checkpoint.keep_best = STOP_NONE;
-    RUN("train", "--config", put_config(&c), "--output-dir", at("no-measure"), "--export-best");
+    RUN("train", "--config", run_put_config(&scratch, &c), "--output-dir", at("no-measure"),
+        "--export-best");
     expect(0, NULL, "without checkpoint.keep_best nothing says what is best");
     c.checkpoint.keep_best = STOP_F1;
-    RUN("train", "--config", put_config(&c), "--output-dir", at("no-option"));
+    RUN("train", "--config", run_put_config(&scratch, &c), "--output-dir", at("no-option"));
     expect(0, NULL, NULL);
     RUN("checkpoint", "export", at(last), at("last-again"));
     expect(0, NULL, NULL);
-    assert_true(same_file("last-again/model.safetensors", "no-measure/model/model.safetensors"));
-    assert_true(same_file("last-again/model.safetensors", "no-option/model/model.safetensors"));
+    assert_true(scratch_same(&scratch, "last-again/model.safetensors",
+                             "no-measure/model/model.safetensors"));
+    assert_true(scratch_same(&scratch, "last-again/model.safetensors",
+                             "no-option/model/model.safetensors"));
 }
 
 int main(void)

@@ -16,22 +16,12 @@
 static struct scratch scratch;
 static struct process ran;
 
-/* A path in the scratch folder; eight live at a time. */
 static const char *path_of(const char *name)
 {
-    static char paths[8][512];
-    static int next;
-    next = (next + 1) % 8;
-    return scratch_path(&scratch, paths[next], name);
+    return scratch_at(&scratch, name);
 }
 
-static void run_args(const char *const *args)
-{
-    process_start(&ran, &scratch, args, 0, NULL);
-    process_wait(&ran, &scratch);
-}
-
-#define RUN(...) run_args((const char *const[]){__VA_ARGS__, NULL})
+#define RUN(...) process_run(&ran, &scratch, (const char *const[]){__VA_ARGS__, NULL})
 
 static json_t *load(const char *name)
 {

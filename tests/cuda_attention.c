@@ -30,14 +30,6 @@
 #include "engine/base/out.h"
 #include "tests/support/twins.h"
 
-enum { PRECISIONS = 2 };
-
-struct group {
-    bool gpu;
-    bool small;
-    struct twins twins[PRECISIONS];
-};
-
 static const struct op_limits limits = {
     .rows = 2048,
     .channels = 256,
@@ -191,29 +183,8 @@ static void add_all(struct op_test *t, struct problem *x)
 
 static int group_open(void **state)
 {
-    static struct group group;
-    const char *small = getenv("TESSERA_SMALL");
-    group.gpu = device_cuda_count() > 0;
-    group.small = small && strcmp(small, "1") == 0;
-    *state = &group;
-    if (!group.gpu)
-        return 0;
-    twins_open(&group.twins[0], PRECISION_FP32, &limits);
-    twins_open(&group.twins[1], PRECISION_BF16, &limits);
-    out("GPU: %s\n", group.twins[0].side[SIDE_GPU].device->name);
-    return 0;
-}
-
-static int group_close(void **state)
-{
-    struct group *g = *state;
-    if (!g->gpu)
-        return 0;
-    for (int i = 0; i < PRECISIONS; i++) {
-        twins_table(&g->twins[i]);
-        twins_close(&g->twins[i]);
-    }
-    return out_flush() == ST_OK ? 0 : -1;
+    static struct twin_group group;
+    return twin_group_open(state, &group, &limits);
 }
 
 struct attention_size {
@@ -284,43 +255,51 @@ static void attention_case(struct twins *w, int batch, struct attention_size z, 
         mem_free(&keep[i]);
 }
 
-/* Both precisions, all kinds of dropout, widths of both kinds of kernels; fails if any case did. */
-static void attention_cases(void **state, int first, int end)
+/* All kinds of dropout, widths of both kinds of kernels. */
+static void attention_cases(struct twins *w, int first, int end)
 {
     static const struct attention_size sizes[] = {{2, 32}, {2, 64}, {1, 128},
                                                   {3, 8},  {2, 24}, {1, 200}};
-    struct group *g = *state;
-    int failures = 0;
-    if (!g->gpu)
-        skip();
-    for (int k = 0; k < PRECISIONS; k++) {
-        struct twins *w = &g->twins[k];
-        w->failures = 0;
-        for (int batch = first; batch < end; batch++)
-            for (int i = 0; i < (batch == LONG ? 3 : 6); i++)
-                for (int kind = 0; kind < DROPS; kind++)
-                    attention_case(w, batch, sizes[i], kind);
-        failures += w->failures;
-    }
-    assert_int_equal(failures, 0);
+    for (int batch = first; batch < end; batch++)
+        for (int i = 0; i < (batch == LONG ? 3 : 6); i++)
+            for (int kind = 0; kind < DROPS; kind++)
+                attention_case(w, batch, sizes[i], kind);
+}
+
+static void short_cases(const struct twin_group *g, struct twins *w)
+{
+    (void)g;
+    attention_cases(w, ODD, NO_ROWS);
 }
 
 static void short_sequences_agree_with_the_cpu(void **state)
 {
-    attention_cases(state, ODD, NO_ROWS);
+    twin_group_each(state, short_cases);
+}
+
+static void empty_cases(const struct twin_group *g, struct twins *w)
+{
+    (void)g;
+    attention_cases(w, NO_ROWS, LONG);
 }
 
 static void b25_no_rows_and_rows_of_no_sequence(void **state)
 {
-    attention_cases(state, NO_ROWS, LONG);
+    twin_group_each(state, empty_cases);
+}
+
+static void long_cases(const struct twin_group *g, struct twins *w)
+{
+    (void)g;
+    attention_cases(w, LONG, BATCHES);
 }
 
 static void long_sequences_agree_with_the_cpu(void **state)
 {
-    struct group *g = *state;
+    const struct twin_group *g = *state;
     if (g->small)
         skip();
-    attention_cases(state, LONG, BATCHES);
+    twin_group_each(state, long_cases);
 }
 
 int main(void)
@@ -330,5 +309,5 @@ int main(void)
         cmocka_unit_test(b25_no_rows_and_rows_of_no_sequence),
         cmocka_unit_test(long_sequences_agree_with_the_cpu),
     };
-    return cmocka_run_group_tests(tests, group_open, group_close);
+    return cmocka_run_group_tests(tests, group_open, twin_group_close);
 }

@@ -14,14 +14,6 @@
 #include "engine/base/out.h"
 #include "tests/support/twins.h"
 
-enum { PRECISIONS = 2 };
-
-struct group {
-    bool gpu;
-    bool small;
-    struct twins twins[PRECISIONS];
-};
-
 static const struct op_limits limits = {
     .rows = 2048,
     .channels = 2056,
@@ -60,7 +52,7 @@ static struct twin_dropout drop_of(struct twins *w, int kind, enum dropout_site 
     return twin_dropout(w, kind == DROP_NONE ? 0.0f : 0.1f, site, kind == DROP_TRAINING);
 }
 
-static int batch_count(const struct group *g)
+static int batch_count(const struct twin_group *g)
 {
     return g->small ? SMALL_BATCHES : BATCHES;
 }
@@ -69,44 +61,8 @@ static int batch_count(const struct group *g)
 
 static int group_open(void **state)
 {
-    static struct group group;
-    const char *small = getenv("TESSERA_SMALL");
-    group.gpu = device_cuda_count() > 0;
-    group.small = small && strcmp(small, "1") == 0;
-    *state = &group;
-    if (!group.gpu)
-        return 0;
-    twins_open(&group.twins[0], PRECISION_FP32, &limits);
-    twins_open(&group.twins[1], PRECISION_BF16, &limits);
-    out("GPU: %s\n", group.twins[0].side[SIDE_GPU].device->name);
-    return 0;
-}
-
-static int group_close(void **state)
-{
-    struct group *g = *state;
-    if (!g->gpu)
-        return 0;
-    for (int i = 0; i < PRECISIONS; i++) {
-        twins_table(&g->twins[i]);
-        twins_close(&g->twins[i]);
-    }
-    return out_flush() == ST_OK ? 0 : -1;
-}
-
-/* Run @cases in both precisions; then fail if any case failed. */
-static void each(void **state, void (*cases)(const struct group *g, struct twins *w))
-{
-    struct group *g = *state;
-    int failures = 0;
-    if (!g->gpu)
-        skip();
-    for (int i = 0; i < PRECISIONS; i++) {
-        g->twins[i].failures = 0;
-        cases(g, &g->twins[i]);
-        failures += g->twins[i].failures;
-    }
-    assert_int_equal(failures, 0);
+    static struct twin_group group;
+    return twin_group_open(state, &group, &limits);
 }
 
 /* ---- gelu ----------------------------------------------------------------------------------- */
@@ -135,7 +91,7 @@ static void gelu_backward_case(struct twins *w, int64_t T, int64_t F, bool in_pl
     twins_end(w);
 }
 
-static void gelu_cases(const struct group *g, struct twins *w)
+static void gelu_cases(const struct twin_group *g, struct twins *w)
 {
     static const int sizes[] = {1, 7, 8, 263, 2049, 100000};
     for (int i = 0; i < (g->small ? 4 : 6); i++) {
@@ -156,7 +112,7 @@ static void gelu_cases(const struct group *g, struct twins *w)
 
 static void gelu(void **state)
 {
-    each(state, gelu_cases);
+    twin_group_each(state, gelu_cases);
 }
 
 /* ---- linear --------------------------------------------------------------------------------- */
@@ -204,7 +160,7 @@ static void linear_case(struct twins *w, struct linear_size z, bool add, bool bi
     twins_end(w);
 }
 
-static void linear_cases(const struct group *g, struct twins *w)
+static void linear_cases(const struct twin_group *g, struct twins *w)
 {
     static const struct linear_size sizes[] = {
         {0, 24, 16}, {1, 1, 1},        {61, 24, 40},     {13, 37, 5},      {64, 64, 64},
@@ -225,7 +181,7 @@ static void linear_cases(const struct group *g, struct twins *w)
 
 static void linear(void **state)
 {
-    each(state, linear_cases);
+    twin_group_each(state, linear_cases);
 }
 
 /* ---- embedding ------------------------------------------------------------------------------ */
@@ -268,7 +224,7 @@ static void embedding_case(struct twins *w, int batch, int channels)
     }
 }
 
-static void embedding_cases(const struct group *g, struct twins *w)
+static void embedding_cases(const struct twin_group *g, struct twins *w)
 {
     static const int channels[] = {1, 63, 64, 264, 768};
     for (int batch = 0; batch < batch_count(g); batch++)
@@ -278,7 +234,7 @@ static void embedding_cases(const struct group *g, struct twins *w)
 
 static void embedding(void **state)
 {
-    each(state, embedding_cases);
+    twin_group_each(state, embedding_cases);
 }
 
 /* ---- norms ---------------------------------------------------------------------------------- */
@@ -419,7 +375,7 @@ static void residual_norm_backward_case(struct twins *w, int batch, int64_t C, i
     twins_end(w);
 }
 
-static void norm_cases(const struct group *g, struct twins *w)
+static void norm_cases(const struct twin_group *g, struct twins *w)
 {
     static const int channels[] = {8, 63, 384, 64, 264, 768, 1024, 1100, 2056};
     for (int batch = 0; batch < batch_count(g); batch++)
@@ -435,7 +391,7 @@ static void norm_cases(const struct group *g, struct twins *w)
 
 static void norm(void **state)
 {
-    each(state, norm_cases);
+    twin_group_each(state, norm_cases);
 }
 
 /* ---- dropout alone --------------------------------------------------------------------------- */
@@ -458,7 +414,7 @@ static void dropout_case(struct twins *w, int batch, int64_t C, int kind, bool i
     twins_end(w);
 }
 
-static void dropout_cases(const struct group *g, struct twins *w)
+static void dropout_cases(const struct twin_group *g, struct twins *w)
 {
     static const int channels[] = {8, 63, 64, 264, 768, 1100};
     for (int batch = 0; batch < batch_count(g); batch++)
@@ -471,7 +427,7 @@ static void dropout_cases(const struct group *g, struct twins *w)
 
 static void dropout_alone(void **state)
 {
-    each(state, dropout_cases);
+    twin_group_each(state, dropout_cases);
 }
 
 /* ---- the head ------------------------------------------------------------------------------- */
@@ -539,7 +495,7 @@ static void span_case(struct twins *w, int batch, int64_t C, bool add)
     twins_end(w);
 }
 
-static void span_cases(const struct group *g, struct twins *w)
+static void span_cases(const struct twin_group *g, struct twins *w)
 {
     static const int channels[] = {8, 63, 264, 768};
     for (int batch = 0; batch < batch_count(g); batch++)
@@ -549,7 +505,7 @@ static void span_cases(const struct group *g, struct twins *w)
 
 static void span(void **state)
 {
-    each(state, span_cases);
+    twin_group_each(state, span_cases);
 }
 
 /* ---- sums and casts ------------------------------------------------------------------------- */
@@ -594,7 +550,7 @@ static void reduce_case(struct twins *w, int64_t n)
     }
 }
 
-static void reduce_cases(const struct group *g, struct twins *w)
+static void reduce_cases(const struct twin_group *g, struct twins *w)
 {
     static const int sizes[] = {0, 1, 3, 4, 1023, 5000, 3000001};
     for (int i = 0; i < (g->small ? 6 : 7); i++)
@@ -603,7 +559,7 @@ static void reduce_cases(const struct group *g, struct twins *w)
 
 static void reduce(void **state)
 {
-    each(state, reduce_cases);
+    twin_group_each(state, reduce_cases);
 }
 
 /* ---- the step ------------------------------------------------------------------------------- */
@@ -662,7 +618,7 @@ static void agree_case(struct twins *w, enum schedule_kind schedule, int64_t t, 
     twins_end(w);
 }
 
-static void agree_cases(const struct group *g, struct twins *w)
+static void agree_cases(const struct twin_group *g, struct twins *w)
 {
     static const int64_t applied[] = {0, 3, 10, 55, 100, 120};
     (void)g;
@@ -673,7 +629,7 @@ static void agree_cases(const struct group *g, struct twins *w)
 
 static void report_and_agree(void **state)
 {
-    each(state, agree_cases);
+    twin_group_each(state, agree_cases);
 }
 
 static double *squares(double *x, int64_t n)
@@ -715,7 +671,7 @@ static void adamw_case(struct twins *w, int64_t n, bool skip, bool copy)
     twins_end(w);
 }
 
-static void adamw_cases(const struct group *g, struct twins *w)
+static void adamw_cases(const struct twin_group *g, struct twins *w)
 {
     static const int sizes[] = {0, 1, 5, 128, 1000, 100003};
     for (int i = 0; i < (g->small ? 5 : 6); i++) {
@@ -727,7 +683,7 @@ static void adamw_cases(const struct group *g, struct twins *w)
 
 static void adamw(void **state)
 {
-    each(state, adamw_cases);
+    twin_group_each(state, adamw_cases);
 }
 
 int main(void)
@@ -743,5 +699,5 @@ int main(void)
         cmocka_unit_test(adamw),
         cmocka_unit_test(report_and_agree),
     };
-    return cmocka_run_group_tests(tests, group_open, group_close);
+    return cmocka_run_group_tests(tests, group_open, twin_group_close);
 }

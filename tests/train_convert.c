@@ -18,6 +18,11 @@
 static struct scratch scratch;
 static struct run_trace first, other;
 
+static const char *at(const char *name)
+{
+    return scratch_at(&scratch, name);
+}
+
 static const struct made_questions questions = {
     .count = 40, .min_words = 5, .max_words = 60, .question_words = 4, .seed = 7};
 
@@ -79,27 +84,7 @@ static struct run_config base(void)
     return c;
 }
 
-/* A path in the scratch folder; the last eight stay. */
-static const char *at(const char *name)
-{
-    static char paths[8][512];
-    static int next;
-    next = (next + 1) % 8;
-    return scratch_path(&scratch, paths[next], name);
-}
-
 static const char base_step[] = "base/checkpoints/step-00000003";
-
-static bool same_file(const char *a, const char *b)
-{
-    struct file_text x = {0}, y = {0};
-    assert_ok(file_read(&x, at(a)));
-    assert_ok(file_read(&y, at(b)));
-    bool same = x.bytes == y.bytes && memcmp(x.data, y.data, x.bytes) == 0;
-    mem_free(&x.data);
-    mem_free(&y.data);
-    return same;
-}
 
 static void start_at(char key[CONFIG_TEXT_BYTES], const char *path)
 {
@@ -175,7 +160,7 @@ static void b17_b20_a_reshard_is_what_its_ranks_would_have_written(void **state)
         for (int k = 0; k < 4; k++) {
             snprintf(a, sizeof a, "%s/%s", base_step, files[k]);
             snprintf(b, sizeof b, "%s/step-00000003/%s", back, files[k]);
-            assert_true(same_file(a, b));
+            assert_true(scratch_same(&scratch, a, b));
         }
     }
 }
@@ -208,7 +193,8 @@ static void b34_frozen_tensors_are_resharded_and_exported_too(void **state)
     assert_ok(checkpoint_reshard(made, at("frozen/checkpoints/step-00000003"), at("frozen-2"), 2));
     assert_same_state("frozen/checkpoints/step-00000003", "frozen-2/step-00000003");
     assert_ok(checkpoint_export(made, at("frozen-hf"), &how));
-    assert_true(same_file("frozen/model/model.safetensors", "frozen-hf/model.safetensors"));
+    assert_true(
+        scratch_same(&scratch, "frozen/model/model.safetensors", "frozen-hf/model.safetensors"));
 }
 
 static void what_is_there_is_not_overwritten(void **state)
@@ -282,7 +268,7 @@ static void an_export_is_what_training_leaves_and_halves_are_rounded_once(void *
     for (int i = 0; i < 4; i++) {
         snprintf(a, sizeof a, "base/model/%s", files[i]);
         snprintf(b, sizeof b, "deep/hf/%s", files[i]);
-        assert_true(same_file(a, b));
+        assert_true(scratch_same(&scratch, a, b));
     }
     for (int kind = HALF_F16; kind <= HALF_BF16; kind++) {
         struct safetensors full = {0}, half = {0};
@@ -346,7 +332,8 @@ static void an_export_replaces_nothing_but_an_export_and_only_if_told(void **sta
     assert_fails(checkpoint_export(at(base_step), at("target"), &how), ST_INVALID,
                  "target: is there already; --overwrite replaces it");
     assert_ok(checkpoint_export(at(base_step), at("target/"), &over));
-    assert_false(same_file("target/model.safetensors", "base/model/model.safetensors"));
+    assert_false(
+        scratch_same(&scratch, "target/model.safetensors", "base/model/model.safetensors"));
     scratch_put(&scratch, path, "target/notes.txt", "mine", 4);
     assert_fails(checkpoint_export(at(base_step), at("target"), &over), ST_INVALID,
                  "target: holds notes.txt, which an export does not write");
@@ -431,7 +418,8 @@ static void any_failing_call_leaves_what_was_there(void **state)
         enum status st = checkpoint_export(at(base_step), at("faults/hf"), &over);
         file_fail_at(0);
         assert_int_equal(scratch_count(&folder), 2); /* nothing hidden is left */
-        bool is_old = same_file("faults/old/model.safetensors", "faults/hf/model.safetensors");
+        bool is_old =
+            scratch_same(&scratch, "faults/old/model.safetensors", "faults/hf/model.safetensors");
         if (st == ST_OK) {
             assert_false(is_old);
             break;
@@ -655,7 +643,7 @@ static void b32_b35_names_of_all_times_files_and_extras_give_the_same_checkpoint
         for (int k = 0; k < 2; k++) {
             snprintf(a, sizeof a, "import-base/step-00000000/data-0000%d.tsr", k);
             snprintf(b, sizeof b, "%s/step-00000000/data-0000%d.tsr", dir, k);
-            assert_true(same_file(a, b));
+            assert_true(scratch_same(&scratch, a, b));
         }
         assert_int_equal(noted.count[WEIGHTS_UNUSED], all[i].extras ? 3 : 0);
         assert_int_equal(noted.count[WEIGHTS_RANDOM] + noted.count[WEIGHTS_MISSING], 0);

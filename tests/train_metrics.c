@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "engine/base/arena.h"
 #include "engine/train/gpu_log.h"
@@ -252,6 +253,32 @@ static void a_continued_run_repeats_no_step(void **state)
     run_release(&trace);
 }
 
+/* A rank that leaves early, with the exit code of a signal, makes a launcher end the others. */
+static void look_for_summary(void *context, struct trainer *t)
+{
+    char path[1500];
+    bool *found = context;
+    snprintf(path, sizeof path, "%s/summary.json", t->config->output.dir);
+    found[t->comm->rank] = access(path, F_OK) == 0;
+}
+
+static void no_rank_leaves_before_the_summary_is_written(void **state)
+{
+    (void)state;
+    struct run_trace trace = {0};
+    bool found[3] = {false};
+    struct run_config c = config(3, 1);
+    scratch_path(&scratch, c.output.dir, "together");
+    c.data.eval[0] = '\0';
+    c.output.model = false;
+    file_delay(20); /* rank 0 alone writes, and is late */
+    run_ok(&trace, &c,
+           &(struct run_how){.loud = true, .at_end = look_for_summary, .context = found});
+    file_delay(0);
+    assert_true(found[0] && found[1] && found[2]);
+    run_release(&trace);
+}
+
 static void tensorboard_can_be_turned_off(void **state)
 {
     (void)state;
@@ -329,6 +356,7 @@ int main(void)
         cmocka_unit_test(b110_b111_one_event_file_holds_every_value),
         cmocka_unit_test(the_csv_has_the_steps_of_the_jsonl),
         cmocka_unit_test(a_continued_run_repeats_no_step),
+        cmocka_unit_test(no_rank_leaves_before_the_summary_is_written),
         cmocka_unit_test(tensorboard_can_be_turned_off),
         cmocka_unit_test(values_that_are_not_finite_are_left_out),
         cmocka_unit_test(a_card_without_nvml_costs_only_its_log),

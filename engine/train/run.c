@@ -137,6 +137,19 @@ static enum status save_model(struct trainer *t, enum status st)
     return st;
 }
 
+/* Launchers end all processes once one has ended with a signal's exit code, so none leaves before
+ * rank 0 has written what there is. */
+static enum status leave_together(struct comm *comm, enum status st)
+{
+    char cause[4096];
+    if (st != ST_OK && st != ST_INTERRUPTED)
+        return st;
+    snprintf(cause, sizeof cause, "%s", status_message());
+    TRY(comm_barrier(comm));
+    status_set_message(cause);
+    return st;
+}
+
 enum status run_rank(const struct rank_run *r, struct device *device, struct comm *comm)
 {
     enum status st = ST_OK;
@@ -162,7 +175,7 @@ enum status run_rank(const struct rank_run *r, struct device *device, struct com
         interrupt_adopt(trainer.signal); /* the exit code says so, whichever rank it was */
     if (!r->options->quiet)
         st = save_model(&trainer, st);
-    st = finish(&trainer, st);
+    st = leave_together(comm, finish(&trainer, st));
     if (st == ST_OK && r->options->at_end != NULL)
         r->options->at_end(r->options->context, &trainer);
 out:

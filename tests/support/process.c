@@ -79,6 +79,12 @@ void process_wait(struct process *p, const struct scratch *scratch)
         fail_msg("cannot start %s: build it, or set TESSERA", binary());
 }
 
+void process_run(struct process *p, const struct scratch *scratch, const char *const *args)
+{
+    process_start(p, scratch, args, 0, NULL);
+    process_wait(p, scratch);
+}
+
 void process_expect(const struct process *p, int code, const char *out, const char *err)
 {
     bool fits = p->code == code && (out == NULL || strstr(p->out, out) != NULL) &&

@@ -32,6 +32,9 @@ void process_start(struct process *p, const struct scratch *scratch, const char 
 /** process_wait() - until it ends; fails the test after PROCESS_DEADLINE_MS. */
 void process_wait(struct process *p, const struct scratch *scratch);
 
+/** process_run() - start it and wait. */
+void process_run(struct process *p, const struct scratch *scratch, const char *const *args);
+
 /** process_expect() - fail unless it ended with @code and @out and @err are in its output; NULL:
  * any. */
 void process_expect(const struct process *p, int code, const char *out, const char *err);

@@ -126,6 +126,16 @@ struct run_config run_tiny_with(const struct scratch *scratch, struct tiny_run w
     return c;
 }
 
+const char *run_put_config(const struct scratch *scratch, const struct run_config *config)
+{
+    char *text = NULL, path[512];
+    size_t bytes = 0;
+    assert_ok(config_write(config, &text, &bytes));
+    scratch_put(scratch, path, "run.yaml", text, bytes);
+    mem_free(&text);
+    return scratch_at(scratch, "run.yaml");
+}
+
 int run_set_up(void **state, struct scratch *scratch, const struct made_questions *train,
                const struct made_questions *eval)
 {

@@ -56,6 +56,9 @@ int run_set_up(void **state, struct scratch *scratch, const struct made_question
 /** run_tear_down() - the group's tear-down: remove that folder. Return: 0. */
 int run_tear_down(void **state);
 
+/** run_put_config() - write it as run.yaml there; returns the path (scratch_at()). */
+const char *run_put_config(const struct scratch *scratch, const struct run_config *config);
+
 /* What came out of a run. */
 struct run_trace {
     enum status st;

@@ -94,6 +94,25 @@ const char *scratch_path(const struct scratch *scratch, char out[512], const cha
     return out;
 }
 
+const char *scratch_at(const struct scratch *scratch, const char *name)
+{
+    static char paths[8][512];
+    static int next;
+    next = (next + 1) % 8;
+    return scratch_path(scratch, paths[next], name);
+}
+
+bool scratch_same(const struct scratch *scratch, const char *a, const char *b)
+{
+    struct file_text x = {0}, y = {0};
+    assert_ok(file_read(&x, scratch_at(scratch, a)));
+    assert_ok(file_read(&y, scratch_at(scratch, b)));
+    bool same = x.bytes == y.bytes && memcmp(x.data, y.data, x.bytes) == 0;
+    mem_free(&x.data);
+    mem_free(&y.data);
+    return same;
+}
+
 const char *scratch_put(const struct scratch *scratch, char out[512], const char *name,
                         const void *data, size_t bytes)
 {

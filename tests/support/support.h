@@ -8,6 +8,7 @@
 
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -55,6 +56,12 @@ void scratch_make(struct scratch *scratch);
 
 /** scratch_path() - "dir/name" into @out of 512 bytes; returns @out. */
 const char *scratch_path(const struct scratch *scratch, char out[512], const char *name);
+
+/** scratch_at() - the same without a buffer of the caller's: the last eight paths stay. */
+const char *scratch_at(const struct scratch *scratch, const char *name);
+
+/** scratch_same() - two files there have the same bytes. */
+bool scratch_same(const struct scratch *scratch, const char *a, const char *b);
 
 /** scratch_put() - write a file there; returns its path, in @out. */
 const char *scratch_put(const struct scratch *scratch, char out[512], const char *name,

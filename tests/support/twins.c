@@ -2,6 +2,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "engine/base/out.h"
@@ -374,4 +375,43 @@ struct twin_dropout twin_dropout(struct twins *w, float p, enum dropout_site sit
     for (int side = 0; side < SIDES; side++)
         drop.side[side] = dropout_of(&w->side[side], p, site, training);
     return drop;
+}
+
+/* ---- a group of tests ------------------------------------------------------------------------ */
+
+int twin_group_open(void **state, struct twin_group *group, const struct op_limits *limits)
+{
+    const char *small = getenv("TESSERA_SMALL");
+    group->gpu = device_cuda_count() > 0;
+    group->small = small && strcmp(small, "1") == 0;
+    *state = group;
+    if (!group->gpu)
+        return 0;
+    twins_open(&group->fp32, PRECISION_FP32, limits);
+    twins_open(&group->bf16, PRECISION_BF16, limits);
+    out("GPU: %s\n", group->fp32.side[SIDE_GPU].device->name);
+    return 0;
+}
+
+int twin_group_close(void **state)
+{
+    struct twin_group *g = *state;
+    if (!g->gpu)
+        return 0;
+    twins_table(&g->fp32);
+    twins_table(&g->bf16);
+    twins_close(&g->fp32);
+    twins_close(&g->bf16);
+    return out_flush() == ST_OK ? 0 : -1;
+}
+
+void twin_group_each(void **state, void (*cases)(const struct twin_group *g, struct twins *w))
+{
+    struct twin_group *g = *state;
+    if (!g->gpu)
+        skip();
+    g->fp32.failures = g->bf16.failures = 0;
+    cases(g, &g->fp32);
+    cases(g, &g->bf16);
+    assert_int_equal(g->fp32.failures + g->bf16.failures, 0);
 }

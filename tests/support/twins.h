@@ -119,6 +119,23 @@ struct twin_dropout {
 };
 struct twin_dropout twin_dropout(struct twins *w, float p, enum dropout_site site, bool training);
 
+/* A program of such tests: every case in fp32 and in bf16. Zero-initialise; state of its group. */
+struct twin_group {
+    bool gpu;   /* there is one */
+    bool small; /* TESSERA_SMALL=1: the small cases, for compute-sanitizer */
+    struct twins fp32, bf16;
+};
+
+/** twin_group_open() - for a group's set-up; without a GPU nothing is opened. Return: 0. */
+int twin_group_open(void **state, struct twin_group *group, const struct op_limits *limits);
+
+/** twin_group_close() - the tables, the end. Return: 0; -1: they could not be printed. */
+int twin_group_close(void **state);
+
+/** twin_group_each() - run @cases in both precisions, then fail if any case failed; skip without a
+ * GPU. */
+void twin_group_each(void **state, void (*cases)(const struct twin_group *g, struct twins *w));
+
 C_END
 
 #endif
