@@ -44,7 +44,8 @@ struct collective {
     const void *send;
     void *recv;
     enum stream_id stream;
-    uint64_t before; /* 1 + the collective before it on its stream; 0: none */
+    uint64_t before;  /* 1 + the collective before it on its stream; 0: none */
+    uint64_t staging; /* 1 + the reduce_scatter before it, which has the staging; 0: none */
     enum state state;
     MPI_Request request;
     MPI_Datatype type; /* owned; MPI_DATATYPE_NULL where a basic one serves */
@@ -58,10 +59,10 @@ struct mpi_comm {
     struct collective ring[RING];
     uint64_t issued, done;       /* all before @done are complete */
     uint64_t last[STREAM_COUNT]; /* 1 + the last collective of each stream; 0: none */
+    uint64_t last_reduce;        /* 1 + the last reduce_scatter; 0: none */
     float *staging;              /* borrowed */
     size_t staging_bytes;
     char (*answers)[ANSWER_BYTES]; /* owned; of each rank to a roll call */
-    bool staging_used;             /* by the reduce_scatter that runs */
     char exchange[EXCHANGE_BYTES]; /* what the peers get: the caller may send from @recv */
     atomic_bool dead;
     pthread_mutex_t lock; /* of the two below */
@@ -263,7 +264,6 @@ static enum status start(struct mpi_comm *m, struct collective *c)
         return MPI(MPI_Iallgather(is_in_place(m, c) ? MPI_IN_PLACE : c->send, count, type, c->recv,
                                   count, type, comm, &c->request));
     case REDUCE_SCATTER:
-        m->staging_used = true;
         return MPI(MPI_Ialltoall(c->send, count, type, m->staging, count, type, comm, &c->request));
     case BROADCAST:
         break;
@@ -297,20 +297,25 @@ static void sum_staging(const struct mpi_comm *m, const struct collective *c)
 
 static enum status finish(struct mpi_comm *m, struct collective *c)
 {
-    if (c->kind == REDUCE_SCATTER) {
+    if (c->kind == REDUCE_SCATTER)
         sum_staging(m, c);
-        m->staging_used = false;
-    }
     c->state = COMPLETE;
     return c->type != MPI_DATATYPE_NULL ? MPI(MPI_Type_free(&c->type)) : ST_OK;
 }
 
 /* ---- all of them ---------------------------------------------------------------------------- */
 
+/* @n: 1 + a collective; 0 for none. */
+static bool is_complete(const struct mpi_comm *m, uint64_t n)
+{
+    return n <= m->done || m->ring[(n - 1) % RING].state == COMPLETE;
+}
+
+/* The staging goes from one reduce_scatter to the next in issue order, whatever their streams: were
+ * it the first to ask that gets it, two ranks could each hold it for what the other has not begun. */
 static bool may_start(const struct mpi_comm *m, const struct collective *c)
 {
-    bool first = c->before <= m->done || m->ring[(c->before - 1) % RING].state == COMPLETE;
-    return first && !(c->kind == REDUCE_SCATTER && m->staging_used);
+    return is_complete(m, c->before) && is_complete(m, c->staging);
 }
 
 /* Start and finish what can be, in issue order. @moved is set if there was anything. */
@@ -385,11 +390,16 @@ static enum status issue(struct mpi_comm *m, const struct collective *c, uint64_
     struct collective *mine = &m->ring[n % RING];
     *mine = *c;
     mine->before = m->last[c->stream];
-    /* Nothing to send: MPI need not know. All ranks have the same count. */
-    mine->state = c->numel > 0 ? QUEUED : COMPLETE;
-    m->last[c->stream] = n + 1;
+    mine->staging = c->kind == REDUCE_SCATTER ? m->last_reduce : 0;
     m->issued++;
     *ticket = n;
+    /* Nothing to send: MPI need not know, and what comes after waits for what was before. All ranks
+     * have the same count. */
+    mine->state = c->numel > 0 ? QUEUED : COMPLETE;
+    if (c->numel > 0)
+        m->last[c->stream] = n + 1;
+    if (c->numel > 0 && c->kind == REDUCE_SCATTER)
+        m->last_reduce = n + 1;
     return noted(m, advance(m, &moved));
 }
 

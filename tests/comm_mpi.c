@@ -169,8 +169,28 @@ static enum status in_flight(struct comm *comm, struct buffers *b)
     return ST_OK;
 }
 
+/* The staging of the sums goes round in issue order: the root has its broadcast and begins the first
+ * sum, the others wait for the broadcast and could begin the second. */
+static enum status sums_take_turns(struct comm *comm, struct buffers *b)
+{
+    enum { N = 33 };
+    struct event done[3] = {{0}};
+    float *first = b->out + N, *second = b->out + 2 * N;
+    fill(b->in, comm->rank, N * comm->world_size, 5);
+    TRY(comm_barrier(comm));
+    if (comm->rank == 0)
+        sleep_ms(50);
+    TRY(comm_broadcast(comm, &streams[STREAM_GATHER], b->out, N, DTYPE_F32, 0, &done[0]));
+    TRY(comm_reduce_scatter(comm, &streams[STREAM_GATHER], first, b->in, N, DTYPE_F32, &done[1]));
+    TRY(comm_reduce_scatter(comm, &streams[STREAM_REDUCE], second, b->in, N, DTYPE_F32, &done[2]));
+    for (int i = 2; i >= 0; i--)
+        TRY(finish(&done[i]));
+    RANK_CHECK(is_sum(first, comm, N, 5) && is_sum(second, comm, N, 5));
+    return ST_OK;
+}
+
 /* An all-reduce in place: the second collective reads what the first writes, and nothing but the
- * stream orders them. */
+ * stream orders them; an empty one between them changes nothing. */
 static enum status one_feeds_the_next(struct comm *comm, struct buffers *b)
 {
     enum { N = 257 };
@@ -181,6 +201,7 @@ static enum status one_feeds_the_next(struct comm *comm, struct buffers *b)
     fill(b->in, comm->rank, all, 3);
     for (int i = 0; i < 20; i++) {
         TRY(comm_reduce_scatter(comm, s, own, b->in, N, DTYPE_F32, &done));
+        TRY(comm_reduce_scatter(comm, s, own, b->in, 0, DTYPE_F32, &done));
         TRY(comm_all_gather(comm, s, b->in, own, N, DTYPE_F32, &done));
     }
     TRY(finish(&done));
@@ -278,6 +299,7 @@ static enum status all_bodies(struct comm *comm, struct buffers *b)
     TRY(each_collective(comm, b));
     TRY(exchanges(comm, b));
     TRY(in_flight(comm, b));
+    TRY(sums_take_turns(comm, b));
     TRY(one_feeds_the_next(comm, b));
     TRY(before_the_wait(comm, b));
     TRY(too_little_staging(comm, b));
