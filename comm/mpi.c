@@ -311,8 +311,8 @@ static bool is_complete(const struct mpi_comm *m, uint64_t n)
     return n <= m->done || m->ring[(n - 1) % RING].state == COMPLETE;
 }
 
-/* The staging goes from one reduce_scatter to the next in issue order, whatever their streams: were
- * it the first to ask that gets it, two ranks could each hold it for what the other has not begun. */
+/* The staging goes from one reduce_scatter to the next in issue order, whatever their streams: if
+ * the first to ask got it, two ranks could each hold it for what the other has not begun. */
 static bool may_start(const struct mpi_comm *m, const struct collective *c)
 {
     return is_complete(m, c->before) && is_complete(m, c->staging);

@@ -169,8 +169,8 @@ static enum status in_flight(struct comm *comm, struct buffers *b)
     return ST_OK;
 }
 
-/* The staging of the sums goes round in issue order: the root has its broadcast and begins the first
- * sum, the others wait for the broadcast and could begin the second. */
+/* The staging of the sums goes round in issue order: the root has its broadcast and begins the
+ * first sum, the others wait for the broadcast and could begin the second. */
 static enum status sums_take_turns(struct comm *comm, struct buffers *b)
 {
     enum { N = 33 };

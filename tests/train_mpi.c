@@ -268,7 +268,7 @@ static void a_signal_finishes_the_step_and_writes_what_there_is(void **state)
     (void)state;
     mpi_skip_without();
     struct file_text text = {NULL, 0};
-    setenv("OMPI_MCA_odls_base_sigkill_timeout", "10", 1);
+    setenv("OMPI_MCA_odls_base_sigkill_timeout", "6", 1);
     start_long();
     unsetenv("OMPI_MCA_odls_base_sigkill_timeout");
     kill(job.pid, SIGTERM);

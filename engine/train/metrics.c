@@ -171,8 +171,10 @@ static void print_epochs(const struct metrics *m)
 {
     if (m->epoch_count == 0)
         return;
+    enum { SHOWN = 20 }; /* metrics.jsonl has all */
+    int64_t first = m->epoch_count > SHOWN ? m->epoch_count - SHOWN : 0;
     out("\n epoch   steps   mean loss\n");
-    for (int64_t i = 0; i < m->epoch_count; i++)
+    for (int64_t i = first; i < m->epoch_count; i++)
         if (m->epochs[i].steps > 0)
             out("%6" PRId64 "  %6" PRId64 "  %10.4f\n", i + 1, m->epochs[i].steps,
                 m->epochs[i].sum / (double)m->epochs[i].steps);
@@ -193,7 +195,6 @@ enum status metrics_finish(struct metrics *m, const struct account *account, int
     struct record rec = {.used = 0};
     char path[1200];
     double wall = clock_s() - m->start_s, train_s = m->train_s > 0 ? m->train_s : 1e-9;
-    print_epochs(m);
     record_put(&rec,
                "{\"ended\":\"%s\",\"device\":\"%s\",\"world_size\":%d,\"zero_stage\":%" PRId64,
                ended, device, world_size, m->config->train.zero_stage);
@@ -230,5 +231,8 @@ enum status metrics_finish(struct metrics *m, const struct account *account, int
     }
     record_put(&rec, "}\n");
     TRY(path_join(path, sizeof path, m->config->output.dir, "summary.json"));
-    return file_write(path, rec.text, rec.used);
+    TRY(file_write(path, rec.text, rec.used));
+    /* Last: a launcher that is about to end this process may not read any more. */
+    print_epochs(m);
+    return ST_OK;
 }

@@ -95,7 +95,7 @@ MUST_CHECK enum status metrics_step(struct metrics *m, const struct step_state *
                                     double flops);
 MUST_CHECK enum status metrics_evaluation(struct metrics *m, const struct evaluation *e);
 
-/** metrics_finish() - print the loss of each epoch, write summary.json. */
+/** metrics_finish() - write summary.json, print the loss of the last epochs. */
 MUST_CHECK enum status metrics_finish(struct metrics *m, const struct account *account,
                                       int world_size, const char *device, const char *ended);
 void metrics_close(struct metrics *m);
