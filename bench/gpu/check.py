@@ -97,33 +97,58 @@ class Check:
 
     # ---- tests ----
 
-    def tests(self):
+    def program(self, claim, path, under, env):
+        """Runs a test program; it must end with 0, all its tests passed, at least one not skipped."""
+        wrap = os.path.join(runs.ROOT, "build/gpu/run")
+        command = ([wrap] if os.path.exists(wrap) else []) + under + [path]
+        begin = time.time()
+        try:
+            done = subprocess.run(command, cwd=runs.ROOT, stdout=subprocess.PIPE,
+                                  env=dict(env, CMOCKA_MESSAGE_OUTPUT="stdout"),
+                                  stderr=subprocess.STDOUT, timeout=max(self.left(), 5))
+            rc, log = done.returncode, done.stdout.decode("utf-8", "replace")
+        except subprocess.TimeoutExpired as e:
+            rc, log = 124, (e.stdout or b"").decode("utf-8", "replace")
+        body = log.split("run.\n")[0]
+        ok, skipped, failed = (len(re.findall(p, body, re.M)) for p in
+                               (r"^\[       OK", r"^\[  SKIPPED", r"^\[  FAILED"))
+        good = rc == 0 and ok > 0 and failed == 0
+        found = re.findall(r"ERROR SUMMARY: .*|RACECHECK SUMMARY: .*", log)
+        self.row(claim, "PASS" if good else "FAIL",
+                 f"{ok} passed, {failed} failed, {skipped} skipped, {time.time() - begin:.1f} s"
+                 + ("" if rc == 0 else f", exit code {rc}") + "".join("; " + f for f in found),
+                 "" if good else log[-6000:])
+
+    def test_programs(self):
         programs = sorted(p for folder in ("build/gpu/tests", "build/release/tests")
                           for p in glob.glob(os.path.join(runs.ROOT, folder, "cuda_*"))
                           if "." not in os.path.basename(p))
         if os.path.exists(os.path.join(runs.ROOT, "build/gpu/run")):
             programs = [p for p in programs if "build/gpu/" in p]
+        return programs
+
+    def tests(self):
+        programs = self.test_programs()
         for path in programs:
-            name = os.path.basename(path)
-            wrap = os.path.join(runs.ROOT, "build/gpu/run")
-            command = [wrap, path] if os.path.exists(wrap) else [path]
-            env = dict(os.environ, CMOCKA_MESSAGE_OUTPUT="stdout")
-            begin = time.time()
-            try:
-                done = subprocess.run(command, cwd=runs.ROOT, env=env, stdout=subprocess.PIPE,
-                                      stderr=subprocess.STDOUT, timeout=max(self.left(), 5))
-                rc, log = done.returncode, done.stdout.decode("utf-8", "replace")
-            except subprocess.TimeoutExpired as e:
-                rc, log = 124, (e.stdout or b"").decode("utf-8", "replace")
-            body = log.split("run.\n")[0]
-            ok, skipped, failed = (len(re.findall(p, body, re.M)) for p in
-                                   (r"^\[       OK", r"^\[  SKIPPED", r"^\[  FAILED"))
-            good = rc == 0 and ok > 0 and failed == 0
-            self.row(f"tests: {name}", "PASS" if good else "FAIL",
-                     f"{ok} passed, {failed} failed, {skipped} skipped, {time.time() - begin:.1f} s"
-                     + ("" if rc == 0 else f", exit code {rc}"), "" if good else log[-6000:])
+            self.program(f"tests: {os.path.basename(path)}", path, [], os.environ)
         if not programs:
             self.row("tests", "FAIL", "no cuda_* test program was found")
+
+    def sanitizer(self, pool):
+        """The small cases: the tools take 10 to 100 times as long. Each has a card to itself."""
+        tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+        if not os.path.exists(tool):
+            self.row("sanitizer", "SKIP", "compute-sanitizer was not found")
+            return []
+        return [pool.submit(self.sanitized, tool, check, path).result
+                for check in ("memcheck", "racecheck") for path in self.test_programs()
+                if os.path.basename(path) in ("cuda_ops", "cuda_attention", "cuda_gemm")]
+
+    def sanitized(self, tool, check, path):
+        with self.cards.take(1) as cards:
+            env = dict(os.environ, TESSERA_SMALL="1", CUDA_VISIBLE_DEVICES=str(cards[0]))
+            self.program(f"sanitizer: {check} {os.path.basename(path)}", path,
+                         [tool, "--tool", check, "--error-exitcode", "9"], env)
 
     # ---- fp32 ----
 
@@ -298,7 +323,9 @@ class Check:
         return True
 
     def wanted(self, name):
-        return not self.args.only or any(w in name for w in self.args.only)
+        if not self.args.only:
+            return name != "sanitizer"
+        return any(w in name for w in self.args.only)
 
     def go(self):
         # The tests use all cards; they come first and alone.
@@ -309,8 +336,9 @@ class Check:
             if self.wanted("tests") and self.args.device == "cuda":
                 self.tests()
             reports = {name: list(getattr(self, name)(pool))
-                       for name in ("curve", "fp32", "memory", "bits") if self.wanted(name)}
-            for name in ("memory", "bits", "fp32", "curve"):
+                       for name in ("curve", "fp32", "memory", "bits", "sanitizer")
+                       if self.wanted(name)}
+            for name in ("memory", "bits", "fp32", "curve", "sanitizer"):
                 for report in reports.get(name, []):
                     report()
         self.finish()
@@ -346,7 +374,7 @@ def main():
     p.add_argument("--gpus", type=int, default=runs.gpu_count(), help="use so many (all)")
     p.add_argument("--budget", type=float, default=330, help="seconds; later claims are skipped")
     p.add_argument("--only", action="append", metavar="WORD",
-                   help="tests, fp32, bits, curve or memory; repeatable")
+                   help="tests, fp32, bits, curve, memory or sanitizer; repeatable")
     p.add_argument("--out", metavar="FILE", help="write the rows as JSON")
     p.add_argument("--device", choices=("cuda", "cpu"), default="cuda",
                    help="cpu: try this script without a GPU, with --gpus as ranks")
