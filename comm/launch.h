@@ -1,8 +1,9 @@
 /*
  * comm/launch.h - how the processes of a run are started, and who they are.
  *
- * Either `tessera` starts its own ranks (launch_spawn: fork and exec of itself, one process a GPU),
- * or something else has started them and says so in the environment (launch_discover):
+ * Either `tessera` starts its own ranks (launch_spawn: fork and exec of itself, one process a GPU;
+ * launch_mpiexec: by mpiexec, on CPUs), or something else has started them and says so in the
+ * environment (launch_discover):
  *
  *     tessera     TESSERA_RANK, TESSERA_WORLD_SIZE, TESSERA_LOCAL_RANK, TESSERA_LOCAL_SIZE,
  *                 TESSERA_ADDRESS, TESSERA_PORT, TESSERA_TOKEN
@@ -76,6 +77,16 @@ MUST_CHECK enum status launch_device(int *index, const struct launch *l, int vis
  * Return: ST_OK when the ranks have ended, however; ST_SYSTEM, ST_COMM, ST_MEMORY: not started.
  */
 MUST_CHECK enum status launch_spawn(int *exit_code, int ranks, char **argv, int64_t grace_ms);
+
+/**
+ * launch_mpiexec() - the same through Open MPI's mpiexec, for ranks that talk over comm/mpi.
+ * @exit_code: mpiexec's: 0, or that of the rank that failed first; 127 if there is no mpiexec.
+ *
+ * The ranks share the cores of this machine, unbound. A signal reaches each of them at once, and
+ * they have all the time they need to save; a second SIGINT ends them within seconds, as does the
+ * failure of a rank.
+ */
+MUST_CHECK enum status launch_mpiexec(int *exit_code, int ranks, char **argv);
 
 C_END
 

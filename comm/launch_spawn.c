@@ -22,14 +22,21 @@ enum {
     MAX_LOCAL_RANKS = 1024,
     GRACE_MS = 10000,
     STOP_FACTOR = 6, /* after a stop signal ranks may still be saving when the first one ends */
-    VARIABLES = 8    /* that a rank gets */
+    VARIABLES = 8,   /* that a rank gets */
+    MPI_GRACE_S = 3, /* mpiexec waits so long before SIGTERM, and before SIGKILL */
+    NO_PROGRAM = 127 /* exit code of a child that is none */
 };
 
+/* The processes are the ranks of a run, or one mpiexec that has started them. */
 struct spawn {
-    int ranks, live;
-    pid_t *pids; /* [ranks] owned; 0 once it has ended */
+    int count, live;
+    char **argv;
+    int ranks;
+    bool mpi;
+    pid_t *pids; /* [count] owned; 0 once it has ended */
     int exit_code;
     int interrupts;   /* SIGINTs so far */
+    int told;         /* the first signal that was passed on; 0: none */
     bool stopping;    /* a signal that stops the run has been passed on */
     int64_t grace_ms; /* between the first failure, SIGTERM and SIGKILL */
     int64_t deadline; /* of the next of these; 0 while no rank has failed */
@@ -94,35 +101,52 @@ static enum status make_environment(struct pool *pool, char ***out, int rank, in
     return ST_OK;
 }
 
+static enum status find_self(char exe[static 1024])
+{
+    ssize_t n = readlink("/proc/self/exe", exe, 1023);
+    exe[n > 0 ? n : 0] = '\0';
+    if (n < 0)
+        return FAIL(SYSTEM, "cannot find this program: /proc/self/exe: %s", strerror(errno));
+    return ST_OK;
+}
+
 /* In the child. Its own process group: a Ctrl-C at the terminal reaches the parent alone, which
  * passes it on once. */
-static void become_rank(const char *exe, char **argv, char **env, pid_t parent, int keep_fd,
-                        const sigset_t *mask)
+static void begin_child(pid_t parent, int signal_at_its_death, const sigset_t *mask)
 {
-    static const char failed[] = "tessera: cannot execute itself\n";
-    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    prctl(PR_SET_PDEATHSIG, signal_at_its_death);
     if (getppid() != parent) /* it died before that */
         _exit(1);
     setpgid(0, 0);
-    if (keep_fd >= 0)
-        fcntl(keep_fd, F_SETFD, 0);
     sigprocmask(SIG_SETMASK, mask, NULL);
-    execve(exe, argv, env);
-    execve("/proc/self/exe", argv, env); /* the file was moved or replaced */
-    ssize_t ignored = write(2, failed, sizeof failed - 1);
-    (void)ignored;
-    _exit(127);
 }
 
-static enum status start(struct spawn *s, struct pool *pool, char **argv, const sigset_t *mask)
+static void end_child(const char *text)
+{
+    ssize_t ignored = write(2, text, strlen(text));
+    (void)ignored;
+    _exit(NO_PROGRAM);
+}
+
+static void become_rank(const char *exe, char **argv, char **env, pid_t parent, int keep_fd,
+                        const sigset_t *mask)
+{
+    begin_child(parent, SIGKILL, mask);
+    if (keep_fd >= 0)
+        fcntl(keep_fd, F_SETFD, 0);
+    execve(exe, argv, env);
+    execve("/proc/self/exe", argv, env); /* the file was moved or replaced */
+    end_child("tessera: cannot execute itself\n");
+}
+
+static enum status start_ranks(struct spawn *s, struct pool *pool, const sigset_t *mask)
 {
     enum status st = ST_OK;
     int listen_fd = -1, port = 0;
-    char token[65], exe[1024] = "";
+    char token[65], exe[1024];
     char ***envs = NULL;
     pid_t parent = getpid();
-    if (readlink("/proc/self/exe", exe, sizeof exe - 1) < 0)
-        return FAIL(SYSTEM, "cannot find this program: /proc/self/exe: %s", strerror(errno));
+    TRY(find_self(exe));
     TRY(make_token(token));
     /* The listener is opened here and handed to rank 0: no one else can take the port meanwhile. */
     TRY(socket_listen(&listen_fd, "127.0.0.1", &port));
@@ -132,7 +156,7 @@ static enum status start(struct spawn *s, struct pool *pool, char **argv, const 
     for (int r = 0; r < s->ranks; r++) {
         pid_t pid = fork();
         if (pid == 0)
-            become_rank(exe, argv, envs[r], parent, r == 0 ? listen_fd : -1, mask);
+            become_rank(exe, s->argv, envs[r], parent, r == 0 ? listen_fd : -1, mask);
         if (pid < 0) {
             st = FAIL(SYSTEM, "cannot start rank %d: fork: %s", r, strerror(errno));
             goto out;
@@ -145,11 +169,69 @@ out:
     return st;
 }
 
+/* ---- mpiexec ------------------------------------------------------------------------------------ */
+
+/* Ranks of this machine, as many as were asked for, sharing its cores; nobody needs ssh for them. */
+static enum status make_command(struct pool *pool, char ***out, const struct spawn *s)
+{
+    static const char *const words[] = {"mpiexec",  "--oversubscribe", "--bind-to",
+                                        "none",     "--mca",           "plm",
+                                        "isolated", "--mca",           "odls_base_sigkill_timeout"};
+    enum { WORDS = sizeof words / sizeof *words, MORE = 6 };
+    char exe[1024], number[16];
+    size_t n = 0, given = 0;
+    char **argv = NULL;
+    TRY(find_self(exe));
+    while (s->argv[given] != NULL)
+        given++;
+    TRY(pool_take(pool, &argv, (WORDS + MORE + given) * sizeof *argv));
+    for (int i = 0; i < WORDS; i++)
+        TRY(pool_copy(pool, &argv[n++], words[i], strlen(words[i])));
+    int bytes = snprintf(number, sizeof number, "%d", MPI_GRACE_S);
+    TRY(pool_copy(pool, &argv[n++], number, (size_t)bytes));
+    if (geteuid() == 0)
+        TRY(pool_copy(pool, &argv[n++], "--allow-run-as-root", strlen("--allow-run-as-root")));
+    TRY(pool_copy(pool, &argv[n++], "-n", 2));
+    bytes = snprintf(number, sizeof number, "%d", s->ranks);
+    TRY(pool_copy(pool, &argv[n++], number, (size_t)bytes));
+    TRY(pool_copy(pool, &argv[n++], exe, strlen(exe)));
+    for (size_t i = 1; i < given; i++)
+        argv[n++] = s->argv[i];
+    *out = argv;
+    return ST_OK;
+}
+
+/* In the child. It would pass the terminal's input on to rank 0, which reads none. */
+static void become_mpiexec(char **command, pid_t parent, const sigset_t *mask)
+{
+    begin_child(parent, SIGTERM, mask);
+    int null = open("/dev/null", O_RDONLY);
+    if (null >= 0)
+        dup2(null, STDIN_FILENO);
+    execvp(command[0], command);
+    end_child(
+        "tessera: mpiexec of Open MPI is not in PATH: it starts the ranks of train.comm mpi\n");
+}
+
+static enum status start_mpiexec(struct spawn *s, struct pool *pool, const sigset_t *mask)
+{
+    char **command = NULL;
+    pid_t parent = getpid();
+    TRY(make_command(pool, &command, s));
+    s->pids[0] = fork();
+    if (s->pids[0] == 0)
+        become_mpiexec(command, parent, mask);
+    if (s->pids[0] < 0)
+        return FAIL(SYSTEM, "cannot start mpiexec: fork: %s", strerror(errno));
+    s->live = 1;
+    return ST_OK;
+}
+
 /* ---- watching over them --------------------------------------------------------------------- */
 
 static void signal_all(const struct spawn *s, int signal_number)
 {
-    for (int r = 0; r < s->ranks; r++)
+    for (int r = 0; r < s->count; r++)
         if (s->pids[r] > 0)
             kill(s->pids[r], signal_number);
 }
@@ -162,6 +244,10 @@ static void rank_ended(struct spawn *s, int rank, int how)
     if (code == 0 || s->exit_code != 0)
         return;
     s->exit_code = code;
+    if (s->mpi) /* it has said what there is to say; of signals the ranks know one alone */
+        s->exit_code = s->told > 0 && code == 128 + SIGUSR1 ? 128 + s->told : code;
+    if (s->mpi)
+        return;
     s->deadline = socket_clock_ms() + s->grace_ms * (s->stopping ? STOP_FACTOR : 1);
     const char *others = s->live > 0 ? "; the other ranks are ended" : "";
     if (s->stopping)
@@ -175,7 +261,7 @@ static void rank_ended(struct spawn *s, int rank, int how)
 
 static void reap(struct spawn *s)
 {
-    for (int r = 0; r < s->ranks; r++) {
+    for (int r = 0; r < s->count; r++) {
         int how = 0;
         if (s->pids[r] > 0 && waitpid(s->pids[r], &how, WNOHANG) == s->pids[r])
             rank_ended(s, r, how);
@@ -186,19 +272,24 @@ static void pass_on(struct spawn *s, int signal_number)
 {
     if (signal_number == SIGINT && ++s->interrupts > 1) {
         log_warn("launch", "interrupted again: killing the ranks");
-        signal_all(s, SIGKILL);
+        signal_all(s, s->mpi ? SIGTERM : SIGKILL);
         return;
     }
     if (signal_number != SIGUSR1)
         s->stopping = true;
     /* For a rank a vanished terminal is a request to stop. */
-    signal_all(s, signal_number == SIGHUP ? SIGTERM : signal_number);
+    if (signal_number == SIGHUP)
+        signal_number = SIGTERM;
+    if (s->told == 0)
+        s->told = signal_number;
+    /* mpiexec passes on SIGUSR1 at once and waits for the ranks; after the others it kills them. */
+    signal_all(s, s->mpi ? SIGUSR1 : signal_number);
 }
 
 /* The grace after the first failure has passed. */
 static void escalate(struct spawn *s)
 {
-    for (int r = 0; r < s->ranks; r++)
+    for (int r = 0; r < s->count; r++)
         if (s->pids[r] > 0)
             log_warn("launch", "rank %d is still running: %s", r,
                      s->terminated ? "killed" : "terminated");
@@ -240,32 +331,45 @@ static void choose_signals(sigset_t *signals)
     }
 }
 
-enum status launch_spawn(int *exit_code, int ranks, char **argv, int64_t grace_ms)
+static enum status run(struct spawn *s, int *exit_code)
 {
     enum status st = ST_OK;
     struct pool pool = {0};
-    struct spawn s = {.ranks = ranks, .grace_ms = grace_ms > 0 ? grace_ms : GRACE_MS};
     sigset_t signals, before;
     struct sigaction child_before, child_default = {.sa_handler = SIG_DFL};
     *exit_code = 1;
-    if (ranks < 1 || ranks > MAX_LOCAL_RANKS)
-        return FAIL(INVALID, "%d ranks on one machine: expected 1 to %d", ranks, MAX_LOCAL_RANKS);
     /* Signals are taken one by one in watch_over(), so there is no handler and no race. An ignored
      * SIGCHLD would throw the exit codes away. */
     choose_signals(&signals);
     sigaction(SIGCHLD, &child_default, &child_before);
     sigprocmask(SIG_BLOCK, &signals, &before);
-    TRY_GOTO(st, out, pool_take(&pool, &s.pids, (size_t)ranks * sizeof *s.pids));
-    TRY_GOTO(st, out, start(&s, &pool, argv, &before));
-    watch_over(&s, &signals);
-    *exit_code = s.exit_code;
+    TRY_GOTO(st, out, pool_take(&pool, &s->pids, (size_t)s->count * sizeof *s->pids));
+    TRY_GOTO(st, out, s->mpi ? start_mpiexec(s, &pool, &before) : start_ranks(s, &pool, &before));
+    watch_over(s, &signals);
+    *exit_code = s->exit_code;
 out:
-    if (s.live > 0) { /* not all could be started */
-        signal_all(&s, SIGKILL);
-        watch_over(&s, &signals);
+    if (s->live > 0) { /* not all could be started */
+        signal_all(s, SIGKILL);
+        watch_over(s, &signals);
     }
     sigprocmask(SIG_SETMASK, &before, NULL);
     sigaction(SIGCHLD, &child_before, NULL);
     pool_release(&pool);
     return st;
+}
+
+enum status launch_spawn(int *exit_code, int ranks, char **argv, int64_t grace_ms)
+{
+    struct spawn s = {.count = ranks, .ranks = ranks, .argv = argv};
+    s.grace_ms = grace_ms > 0 ? grace_ms : GRACE_MS;
+    *exit_code = 1;
+    if (ranks < 1 || ranks > MAX_LOCAL_RANKS)
+        return FAIL(INVALID, "%d ranks on one machine: expected 1 to %d", ranks, MAX_LOCAL_RANKS);
+    return run(&s, exit_code);
+}
+
+enum status launch_mpiexec(int *exit_code, int ranks, char **argv)
+{
+    struct spawn s = {.count = 1, .ranks = ranks, .argv = argv, .mpi = true};
+    return run(&s, exit_code);
 }

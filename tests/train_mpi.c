@@ -154,6 +154,37 @@ static double number_in(const char *text, const char *key)
     return strtod(at + strlen(key), NULL);
 }
 
+/* tessera train --comm mpi --ranks 3, without a launcher. */
+static void mpiexec_is_started_for_ranks_that_nobody_started(void **state)
+{
+    (void)state;
+    mpi_skip_without();
+    struct run_config c = tiny(3, 4);
+    c.train.ranks = 3;
+    train(0, &c, "local", NULL, NULL);
+    job_expect(&job, true, "comm local");
+    train(0, &c, "mpi", "--comm", "mpi");
+    job_expect(&job, true, "rank 2 of 3");
+    job_expect(&job, true, "comm mpi");
+    compare_runs();
+}
+
+static void without_mpiexec_its_name_is_said(void **state)
+{
+    (void)state;
+    mpi_skip_without();
+    char path[4096];
+    struct run_config c = tiny(1, 1);
+    c.train.ranks = 2;
+    snprintf(path, sizeof path, "%s", getenv("PATH"));
+    setenv("PATH", "/nowhere", 1);
+    train(0, &c, "none", "--comm", "mpi");
+    setenv("PATH", path, 1);
+    assert_int_equal(job.code, 127);
+    job_expect(&job, false, "mpiexec of Open MPI is not in PATH");
+    assert_false(is_there("none"));
+}
+
 /* The staging of the all-to-all is in it. */
 static void the_plan_is_the_arena_of_the_run(void **state)
 {
@@ -178,18 +209,18 @@ static void the_plan_is_the_arena_of_the_run(void **state)
 
 /* ---- what is refused ---- */
 
-static void mpi_says_how_to_start_it_or_that_it_is_not_built_in(void **state)
+static void mpi_that_is_not_built_in_is_said(void **state)
 {
     (void)state;
+#ifdef TESSERA_MPI
+    skip();
+#else
     struct run_config c = tiny(1, 1);
     c.train.ranks = 2;
     train(0, &c, "none", "--comm", "mpi");
-#ifdef TESSERA_MPI
-    job_expect(&job, false, "mpiexec -n 2 tessera train");
-#else
     job_expect(&job, false, "train.comm mpi is not built in");
-#endif
     assert_false(is_there("none"));
+#endif
 }
 
 static void nccl_is_no_name_for_cpu_ranks(void **state)
@@ -216,14 +247,16 @@ static void a_world_that_is_not_the_launchers_is_refused(void **state)
 
 /* ---- the end ---- */
 
-static void start_long(void)
+/* @launched: by a mpiexec of ours, else by that of `tessera train`. */
+static void start_long(bool launched)
 {
     struct run_config c = tiny(3, 100000);
+    c.train.ranks = 3;
     char old[512];
     c.data.eval[0] = '\0';
     unlink(scratch_path(&scratch, old, "long/metrics.jsonl"));
     unlink(scratch_path(&scratch, old, "long/summary.json"));
-    start_train(3, &c, "long", NULL, NULL);
+    start_train(launched ? 3 : 0, &c, "long", "--comm", "mpi");
     for (int64_t begun = now_ms();; sleep_ms(20)) {
         struct file_text text = {NULL, 0};
         bool begins = false;
@@ -254,7 +287,7 @@ static void a_killed_rank_ends_the_run_in_seconds(void **state)
 {
     (void)state;
     mpi_skip_without();
-    start_long();
+    start_long(true);
     int64_t begun = now_ms();
     kill(pid_of_rank_1(), SIGKILL);
     job_wait(&job);
@@ -263,20 +296,55 @@ static void a_killed_rank_ends_the_run_in_seconds(void **state)
     assert_false(is_there("long/summary.json"));
 }
 
-static void a_signal_finishes_the_step_and_writes_what_there_is(void **state)
+static void expect_ended_by_signal(void)
 {
-    (void)state;
-    mpi_skip_without();
     struct file_text text = {NULL, 0};
-    setenv("OMPI_MCA_odls_base_sigkill_timeout", "6", 1);
-    start_long();
-    unsetenv("OMPI_MCA_odls_base_sigkill_timeout");
-    kill(job.pid, SIGTERM);
-    job_wait(&job);
     job_expect(&job, false, "mean loss");
     read_file(&text, "long/summary.json");
     assert_non_null(strstr(text.data, "\"ended\":\"signal\""));
     mem_free(&text.data);
+}
+
+static void a_signal_finishes_the_step_and_writes_what_there_is(void **state)
+{
+    (void)state;
+    mpi_skip_without();
+    setenv("OMPI_MCA_odls_base_sigkill_timeout", "6", 1);
+    start_long(true);
+    unsetenv("OMPI_MCA_odls_base_sigkill_timeout");
+    kill(job.pid, SIGTERM);
+    job_wait(&job);
+    expect_ended_by_signal();
+}
+
+/* The ranks hear of it at once and have their time: mpiexec is not told to end them. */
+static void a_signal_to_the_parent_of_mpiexec_is_the_exit_code(void **state)
+{
+    static const int signals[] = {SIGTERM, SIGINT, SIGUSR1, SIGHUP};
+    (void)state;
+    mpi_skip_without();
+    for (int i = 0; i < 4; i++) {
+        start_long(false);
+        int64_t begun = now_ms();
+        kill(job.pid, signals[i]);
+        job_wait(&job);
+        expect_ended_by_signal();
+        assert_int_equal(job.code, 128 + (signals[i] == SIGHUP ? SIGTERM : signals[i]));
+        assert_in_range(now_ms() - begun, 0, 15000);
+    }
+}
+
+static void a_rank_that_is_killed_ends_the_mpiexec_of_tessera(void **state)
+{
+    (void)state;
+    mpi_skip_without();
+    start_long(false);
+    int64_t begun = now_ms();
+    kill(pid_of_rank_1(), SIGKILL);
+    job_wait(&job);
+    job_expect(&job, false, "process rank 1");
+    assert_int_equal(job.code, 128 + SIGKILL);
+    assert_in_range(now_ms() - begun, 0, 15000);
 }
 
 /* On rank 1 only: the others are in a collective by then. */
@@ -284,14 +352,10 @@ static void a_signal_to_one_rank_ends_all(void **state)
 {
     (void)state;
     mpi_skip_without();
-    struct file_text text = {NULL, 0};
-    start_long();
+    start_long(true);
     kill(pid_of_rank_1(), SIGTERM);
     job_wait(&job);
-    job_expect(&job, false, "mean loss");
-    read_file(&text, "long/summary.json");
-    assert_non_null(strstr(text.data, "\"ended\":\"signal\""));
-    mem_free(&text.data);
+    expect_ended_by_signal();
 }
 
 static void bad_data_ends_all_ranks_with_its_place(void **state)
@@ -312,12 +376,16 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(all_stages_give_the_bits_of_local_on_2_and_3_ranks),
         cmocka_unit_test(one_rank_needs_no_launcher),
+        cmocka_unit_test(mpiexec_is_started_for_ranks_that_nobody_started),
+        cmocka_unit_test(without_mpiexec_its_name_is_said),
         cmocka_unit_test(the_plan_is_the_arena_of_the_run),
-        cmocka_unit_test(mpi_says_how_to_start_it_or_that_it_is_not_built_in),
+        cmocka_unit_test(mpi_that_is_not_built_in_is_said),
         cmocka_unit_test(nccl_is_no_name_for_cpu_ranks),
         cmocka_unit_test(a_world_that_is_not_the_launchers_is_refused),
         cmocka_unit_test(a_killed_rank_ends_the_run_in_seconds),
         cmocka_unit_test(a_signal_finishes_the_step_and_writes_what_there_is),
+        cmocka_unit_test(a_signal_to_the_parent_of_mpiexec_is_the_exit_code),
+        cmocka_unit_test(a_rank_that_is_killed_ends_the_mpiexec_of_tessera),
         cmocka_unit_test(a_signal_to_one_rank_ends_all),
         cmocka_unit_test(bad_data_ends_all_ranks_with_its_place),
     };

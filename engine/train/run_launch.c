@@ -72,7 +72,7 @@ static bool is_mpi_launch(const struct launch *launch)
 }
 
 static enum status run_on_cpus(struct run_config *config, const struct launch *launch,
-                               const struct run_options *options)
+                               const struct run_options *options, char **argv)
 {
 #ifdef TESSERA_MPI
     if (config->train.comm == COMM_AUTO && is_mpi_launch(launch))
@@ -85,12 +85,15 @@ static enum status run_on_cpus(struct run_config *config, const struct launch *l
     if (config->train.comm == COMM_NCCL)
         return FAIL(UNSUPPORTED, "train.comm nccl needs GPUs: there is none here, or this program "
                                  "was built without CUDA");
+    if (config->train.comm == COMM_MPI && launch->origin == LAUNCH_ALONE &&
+        config->train.ranks > 1) {
+        int exit_code = 0;
+        TRY(launch_mpiexec(&exit_code, (int)config->train.ranks, argv));
+        exit(exit_code); /* the ranks have said why */
+    }
     if (config->train.comm == COMM_MPI && launch->world_size == 1 && config->train.ranks > 1)
-        return FAIL(INVALID,
-                    "train.comm mpi: start the ranks with mpiexec -n %" PRId64
-                    " tessera train ..., or leave --comm out for %" PRId64
-                    " threads of this process",
-                    config->train.ranks, config->train.ranks);
+        return FAIL(INVALID, "train.ranks is %" PRId64 ", but %s started one process",
+                    config->train.ranks, launch_origin_name(launch->origin));
     if (config->train.comm == COMM_MPI && launch->world_size > 1 && !is_mpi_launch(launch))
         return FAIL(INVALID, "train.comm mpi: %s started the ranks; use mpiexec or srun",
                     launch_origin_name(launch->origin));
@@ -115,5 +118,5 @@ enum status run_launch(struct run_config *config, const struct run_options *opti
     TRY(launch_discover(&launch, ranks_asked));
     if (run_device_kind(config) == DEVICE_CUDA)
         return run_on_gpus(config, &launch, options, argv);
-    return run_on_cpus(config, &launch, options);
+    return run_on_cpus(config, &launch, options, argv);
 }
