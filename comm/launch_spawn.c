@@ -169,9 +169,9 @@ out:
     return st;
 }
 
-/* ---- mpiexec ------------------------------------------------------------------------------------ */
+/* ---- mpiexec -------------------------------------------------------------------------------- */
 
-/* Ranks of this machine, as many as were asked for, sharing its cores; nobody needs ssh for them. */
+/* Ranks of this machine, as many as were asked for, sharing its cores; nobody needs ssh. */
 static enum status make_command(struct pool *pool, char ***out, const struct spawn *s)
 {
     static const char *const words[] = {"mpiexec",  "--oversubscribe", "--bind-to",
