@@ -32,6 +32,9 @@ C_BEGIN
 
 struct comm;
 
+/* A library's own abort may take for ever; no rank waits longer for it. */
+enum { COMM_ABORT_MS = 2000 };
+
 struct comm_ops {
     const char *name;
     enum status (*all_gather)(struct comm *comm, struct stream *s, void *out, const void *in,

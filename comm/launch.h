@@ -23,9 +23,15 @@
 
 #include <stdint.h>
 
+#include "comm/comm.h"
 #include "engine/base/status.h"
+#include "engine/device/device.h"
 
 C_BEGIN
+
+/* A rank that hears of a failure may wait for its library's abort when it gives up, for its device,
+ * and for the abort again when it closes; the rest is for a slow machine. */
+enum { LAUNCH_GRACE_MS = 2 * COMM_ABORT_MS + DEVICE_SETTLE_MS + 5000 };
 
 enum launch_origin { LAUNCH_ALONE, LAUNCH_TESSERA, LAUNCH_TORCH, LAUNCH_OPENMPI, LAUNCH_SLURM };
 
@@ -69,7 +75,8 @@ MUST_CHECK enum status launch_device(int *index, const struct launch *l, int vis
  * @exit_code: 0 when all ranks ended with 0; else that of the rank that failed first (128 + signal
  *     if it was killed). The caller should exit with it.
  * @grace_ms: what the other ranks have, once one has failed, to end by themselves (they hear of it
- *     over their connections); then come SIGTERM and, half as long later, SIGKILL. 0: 10 s.
+ *     over their connections); then come SIGTERM and, half as long later, SIGKILL.
+ *     0: LAUNCH_GRACE_MS.
  *
  * Call it before the first CUDA call and before starting threads. SIGINT, SIGTERM, SIGHUP and
  * SIGUSR1 are passed on; a second SIGINT kills. The ranks die with this process.

@@ -20,7 +20,6 @@ extern char **environ;
 
 enum {
     MAX_LOCAL_RANKS = 1024,
-    GRACE_MS = 10000,
     STOP_FACTOR = 6, /* after a stop signal ranks may still be saving when the first one ends */
     VARIABLES = 8,   /* that a rank gets */
     MPI_GRACE_S = 3, /* mpiexec waits so long before SIGTERM, and before SIGKILL */
@@ -361,7 +360,7 @@ out:
 enum status launch_spawn(int *exit_code, int ranks, char **argv, int64_t grace_ms)
 {
     struct spawn s = {.count = ranks, .ranks = ranks, .argv = argv};
-    s.grace_ms = grace_ms > 0 ? grace_ms : GRACE_MS;
+    s.grace_ms = grace_ms > 0 ? grace_ms : LAUNCH_GRACE_MS;
     *exit_code = 1;
     if (ranks < 1 || ranks > MAX_LOCAL_RANKS)
         return FAIL(INVALID, "%d ranks on one machine: expected 1 to %d", ranks, MAX_LOCAL_RANKS);

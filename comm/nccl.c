@@ -26,7 +26,7 @@ enum {
     COMMS,
     CAUSE_BYTES = 1024,
     WHY_BYTES = 120,
-    ABORT_WAIT_MS = 2000, /* then the abort goes on by itself */
+    CAUSE_WAIT_MS = 1000, /* a peer's cause may come a little later than what it leads to */
     CLOSE_WAIT_MS = 10000
 };
 
@@ -231,9 +231,31 @@ static enum status give_up(struct nccl_comm *n, enum status st, const char *caus
         rendezvous_abort(n->rv, cause);
     if (first) {
         start_aborts(n);
-        jobs_end(n, ABORT_WAIT_MS);
+        jobs_end(n, COMM_ABORT_MS);
     }
     return failure(n);
+}
+
+/*
+ * The end of a peer's process shows in several ways: a fault in its memory, or NCCL's word about a
+ * closed connection, may be here before the rank that saw it die has told. Its message names the
+ * dead, so it has a moment to come.
+ */
+static enum status peers_cause(struct nccl_comm *n, int64_t wait_ms)
+{
+    int64_t deadline = socket_clock_ms() + wait_ms;
+    while (n->rv != NULL) {
+        enum status st = rendezvous_check(n->rv);
+        if (st != ST_OK) {
+            char cause[CAUSE_BYTES];
+            first_line(cause, sizeof cause, status_message());
+            return give_up(n, st, cause);
+        }
+        if (socket_clock_ms() >= deadline)
+            return ST_OK;
+        nanosleep(&(struct timespec){.tv_nsec = 5 * 1000 * 1000}, NULL);
+    }
+    return ST_OK;
 }
 
 static enum status async_error(struct nccl_comm *n, char *cause, size_t bytes)
@@ -286,14 +308,13 @@ static enum status watch(void *context, int64_t waited_ms)
     struct nccl_comm *n = context;
     char cause[CAUSE_BYTES];
     TRY(failure(n));
-    /* The peers first: when one died, NCCL's own words would not say which. */
-    enum status st = n->rv != NULL ? rendezvous_check(n->rv) : ST_OK;
-    if (st != ST_OK) {
-        first_line(cause, sizeof cause, status_message());
-        return give_up(n, st, cause);
-    }
-    if (async_error(n, cause, sizeof cause) != ST_OK)
+    TRY(peers_cause(n, waited_ms == DEVICE_FAILED ? CAUSE_WAIT_MS : 0));
+    if (waited_ms == DEVICE_FAILED)
+        return ST_OK;
+    if (async_error(n, cause, sizeof cause) != ST_OK) {
+        TRY(peers_cause(n, CAUSE_WAIT_MS));
         return give_up(n, ST_COMM, cause);
+    }
     if (waited_ms < n->base.timeout_ms)
         return ST_OK;
     describe_wait(n, cause, sizeof cause);
@@ -324,12 +345,25 @@ static enum status begin(struct nccl_comm *n, const struct stream *s, const char
     return ST_OK;
 }
 
+/* NCCL refused a collective: because of a peer? */
+static enum status issued(struct nccl_comm *n, enum status st)
+{
+    char own[CAUSE_BYTES];
+    if (st == ST_OK)
+        return ST_OK;
+    snprintf(own, sizeof own, "%s", status_message());
+    TRY(peers_cause(n, CAUSE_WAIT_MS));
+    status_set_message(own);
+    return st;
+}
+
 static enum status all_gather(struct comm *comm, struct stream *s, void *out, const void *in,
                               int64_t numel, enum dtype dtype, struct event *done)
 {
     ncclComm_t nccl = NULL;
     TRY(begin((struct nccl_comm *)comm, s, "all_gather", numel, dtype, &nccl));
-    TRY(NCCL(ncclAllGather(in, out, (size_t)numel, type_of(dtype), nccl, (cudaStream_t)s->handle)));
+    TRY(issued((struct nccl_comm *)comm, NCCL(ncclAllGather(in, out, (size_t)numel, type_of(dtype),
+                                                            nccl, (cudaStream_t)s->handle))));
     return event_record(done, s);
 }
 
@@ -338,8 +372,9 @@ static enum status reduce_scatter(struct comm *comm, struct stream *s, void *out
 {
     ncclComm_t nccl = NULL;
     TRY(begin((struct nccl_comm *)comm, s, "reduce_scatter", numel, dtype, &nccl));
-    TRY(NCCL(ncclReduceScatter(in, out, (size_t)numel, type_of(dtype), ncclSum, nccl,
-                               (cudaStream_t)s->handle)));
+    TRY(issued((struct nccl_comm *)comm,
+               NCCL(ncclReduceScatter(in, out, (size_t)numel, type_of(dtype), ncclSum, nccl,
+                                      (cudaStream_t)s->handle))));
     return event_record(done, s);
 }
 
@@ -348,8 +383,9 @@ static enum status broadcast(struct comm *comm, struct stream *s, void *data, in
 {
     ncclComm_t nccl = NULL;
     TRY(begin((struct nccl_comm *)comm, s, "broadcast", numel, dtype, &nccl));
-    TRY(NCCL(ncclBroadcast(data, data, (size_t)numel, type_of(dtype), root, nccl,
-                           (cudaStream_t)s->handle)));
+    TRY(issued((struct nccl_comm *)comm,
+               NCCL(ncclBroadcast(data, data, (size_t)numel, type_of(dtype), root, nccl,
+                                  (cudaStream_t)s->handle))));
     return event_record(done, s);
 }
 
@@ -501,7 +537,7 @@ static void abort_comm(struct comm *comm, const char *cause)
 /* What a job still uses stays behind. */
 static void release(struct nccl_comm *n)
 {
-    if (!jobs_end(n, ABORT_WAIT_MS))
+    if (!jobs_end(n, COMM_ABORT_MS))
         return;
     pthread_mutex_destroy(&n->lock);
     mem_free(&n);

@@ -46,8 +46,6 @@ static enum status bench_open(struct bench *b, const struct launch *l, bool wind
 {
     int index = 0;
     void *host = NULL;
-    TRY(launch_device(&index, l, device_cuda_count()));
-    TRY(device_open(&b->device, DEVICE_CUDA, PRECISION_AUTO, index, 1));
     struct rendezvous_options options = {.rank = l->rank,
                                          .world_size = l->world_size,
                                          .address = l->address,
@@ -56,6 +54,8 @@ static enum status bench_open(struct bench *b, const struct launch *l, bool wind
                                          .listen_fd = l->listen_fd,
                                          .timeout_ms = TIMEOUT_MS};
     TRY(rendezvous_open(&b->rv, &options));
+    TRY(launch_device(&index, l, device_cuda_count()));
+    TRY(device_open(&b->device, DEVICE_CUDA, PRECISION_AUTO, index, 1));
     TRY(nccl_comm_open(&b->comm, b->device, l->rank, l->world_size, b->rv, TIMEOUT_MS, windows));
     b->bytes = (size_t)NUMEL * 4 * (size_t)l->world_size;
     size_t each = (size_t)round_up((int64_t)b->bytes, ARENA_ALIGN);
@@ -353,7 +353,7 @@ static void run_role(struct run *run, const char *role, int ranks, bool windows)
                     NULL};
     int64_t begin = socket_clock_ms();
     run->ranks = ranks;
-    assert_ok(launch_spawn(&run->exit_code, ranks, argv, 5000));
+    assert_ok(launch_spawn(&run->exit_code, ranks, argv, 0));
     run->ms = socket_clock_ms() - begin;
 }
 

@@ -154,6 +154,33 @@ static void a_failed_collective_ends_all_ranks_with_its_cause(void **state)
     }
 }
 
+static struct comm_ops failing_at_the_end;
+
+static void fail_to_close(struct comm *comm, struct device *device, void **memory)
+{
+    (void)FAIL(DEVICE, "rank %d: the memory does not close", comm->rank);
+    comm_any_memory_close(comm, device, memory);
+}
+
+static void break_the_end(void *context, struct trainer *t)
+{
+    (void)context;
+    failing_at_the_end = *t->comm->ops;
+    failing_at_the_end.memory_close = fail_to_close;
+    t->comm->ops = &failing_at_the_end;
+}
+
+/* What fails while a failed run closes its parts is a consequence. */
+static void the_cause_outlives_the_closing(void **state)
+{
+    (void)state;
+    struct run_config c = tiny(1, 3);
+    const struct fault_plan fault = {FAULT_FAIL, 25, 0};
+    run_go(&trace, &c, &(struct run_how){.faults = &fault, .at_start = break_the_end});
+    assert_int_equal(trace.st, ST_COMM);
+    assert_non_null(strstr(trace.message, "planned fault"));
+}
+
 static void a_silent_rank_is_named_after_the_timeout(void **state)
 {
     (void)state;
@@ -234,6 +261,7 @@ int main(void)
         TEST(every_failed_file_operation_ends_the_run_with_whole_files),
         TEST(an_output_folder_that_cannot_be_made_is_an_error),
         TEST(a_failed_collective_ends_all_ranks_with_its_cause),
+        TEST(the_cause_outlives_the_closing),
         TEST(a_silent_rank_is_named_after_the_timeout),
         TEST(b84_ranks_that_issue_different_collectives_are_told),
 #ifndef __SANITIZE_THREAD__

@@ -2,6 +2,7 @@
 
 #include <stdatomic.h>
 #include <stdio.h>
+#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -40,6 +41,20 @@ void log_line(enum log_level level, const char *module, const char *fmt, ...)
     vsnprintf(line + used, sizeof line - (size_t)used - 1, fmt, args);
     va_end(args);
     fprintf(stderr, "%s%s\n", atomic_exchange(&live, false) ? "\r\033[K" : "", line);
+}
+
+void log_cause(const char *module, const char *message)
+{
+    static _Thread_local char said[4096];
+    const char *trace = strstr(message, "\n  from ");
+    size_t bytes = trace != NULL ? (size_t)(trace - message) : strlen(message);
+    if (bytes >= sizeof said)
+        bytes = sizeof said - 1;
+    if (strncmp(said, message, bytes) == 0 && said[bytes] == '\0')
+        return;
+    memcpy(said, message, bytes);
+    said[bytes] = '\0';
+    log_error(module, "%s", said);
 }
 
 void log_live(const char *text, bool last)

@@ -26,6 +26,13 @@ void log_set_level(enum log_level level);
 void log_line(enum log_level level, const char *module, const char *fmt, ...) PRINTF_LIKE(3, 4);
 
 /**
+ * log_cause() - say @message (a status_message(), without its trace) as an error, unless this
+ * thread said it last. A rank that may not come to its end says its cause before it waits
+ * for anything; if it does come there, `main` says it no second time.
+ */
+void log_cause(const char *module, const char *message);
+
+/**
  * log_live() - on a terminal: one line on standard error that the next call, or log line, replaces.
  * @last: true leaves it there.
  */

@@ -48,15 +48,21 @@ void device_close(struct device **device)
         d->ops->close(d);
 }
 
+static int64_t clock_ms(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+}
+
 void device_settle(struct device *device)
 {
-    enum { PAUSES = 1500, PAUSE_NS = 2 * 1000 * 1000 };
-    for (int i = 0; i < PAUSES && !device->lost; i++) {
-        if (device->ops->idle(device))
-            return;
+    enum { PAUSE_NS = 2 * 1000 * 1000 };
+    int64_t begin = clock_ms();
+    while (!device->lost && !device->ops->idle(device)) {
         nanosleep(&(struct timespec){.tv_nsec = PAUSE_NS}, NULL);
+        device->lost = clock_ms() - begin > DEVICE_SETTLE_MS;
     }
-    device->lost = true;
 }
 
 enum status device_alloc(struct device *device, void **out, size_t bytes)

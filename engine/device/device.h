@@ -99,6 +99,8 @@ struct device_ops {
                                     const struct device_timer *end, double *ms);
 };
 
+enum { DEVICE_FAILED = -1 };
+
 struct device {
     const struct device_ops *ops;
     const struct ops *compute;
@@ -117,7 +119,8 @@ struct device {
     size_t library_bytes;      /* and what opening engine/ops' libraries added */
     void *library;             /* CUDA: handles and plans of engine/ops, owned by it */
     /* CUDA: while the host waits for this device it asks here every few milliseconds whether to go
-     * on (comm/nccl.h: a peer failed, the deadline passed). NULL: it waits for ever. */
+     * on (comm/nccl.h: a peer failed, the deadline passed). NULL: it waits for ever. With
+     * DEVICE_FAILED for a time it asks whether the end of a peer is why; that may take a while. */
     enum status (*watch)(void *context, int64_t waited_ms);
     void *watch_context; /* borrowed */
     /* What the marks of device_mark() mean, in words; NULL: nobody says. Safe from any thread. */
@@ -142,12 +145,16 @@ void device_close(struct device **device);
 /** device_cuda_count() - visible GPUs; 0 without CUDA. Creates no context. */
 int device_cuda_count(void);
 
+enum { DEVICE_SETTLE_MS = 3000 };
+
 /**
- * device_settle() - before memory is given back: wait until all streams are idle, for 3 s at most.
+ * device_settle() - before memory is given back: wait until all streams are idle, for
+ * DEVICE_SETTLE_MS at most.
  *
  * After a failure a kernel may wait for a rank that is gone, and nothing can end it but the end of
  * the process. Then device->lost is set: what would wait for the device (freeing and closing) does
- * nothing from now on, and the process should end soon, by _Exit().
+ * nothing from now on, and the process should end soon, by _Exit(). Say the cause before: the
+ * driver may be stuck too, and not answer.
  */
 void device_settle(struct device *device);
 

@@ -174,11 +174,13 @@ static enum status host_wait_pause(struct host_wait *w, struct device *device)
 }
 
 /* NCCL ends the kernels of a communicator whose peer died, and the event behind them completes as
- * if all were well: only the watch knows better. */
+ * if all were well: only the watch knows better. And a kernel that touches the memory of a dead
+ * peer fails with CUDA's words, which do not say so. */
 static enum status host_wait_end(cudaError_t error, struct device *device)
 {
-    TRY(CUDA(error));
-    return device->watch != NULL ? device->watch(device->watch_context, 0) : ST_OK;
+    if (device->watch != NULL)
+        TRY(device->watch(device->watch_context, error == cudaSuccess ? 0 : DEVICE_FAILED));
+    return CUDA(error);
 }
 
 static enum status wait_on_host(struct event *e)
@@ -238,7 +240,6 @@ static enum status capture_end(struct stream *s, struct graph **out)
     *out = NULL;
     TRY(CUDA(cudaStreamEndCapture(stream_of(s), &graph)));
     TRY_GOTO(st, out, mem_alloc(&g, sizeof *g));
-    g->device = s->device;
     g->device = s->device;
     /* Without the flag all nodes would get the priority of the stream they are launched on. */
     TRY_GOTO(st, out,

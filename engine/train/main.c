@@ -86,15 +86,12 @@ static enum status dispatch(int argc, char **argv)
 /* People want the cause; where it came from in the code is for those who ask. */
 static void report(enum status st)
 {
-    char line[4096];
-    snprintf(line, sizeof line, "%s", status_message());
-    char *trace = strstr(line, "\n  from ");
-    if (trace != NULL)
-        *trace = '\0';
+    const char *message = status_message(), *trace = strstr(message, "\n  from ");
     if (st == ST_INTERRUPTED)
-        log_warn("tessera", "%s", line);
+        log_warn("tessera", "%.*s", (int)(trace != NULL ? trace - message : (long)strlen(message)),
+                 message);
     else
-        log_error("tessera", "%s", line);
+        log_cause("tessera", message);
     log_debug("tessera", "%s %s", status_name(st), status_message());
 }
 

@@ -58,7 +58,7 @@ static void describe(const struct trainer *t)
              (double)t->account.live_peak_bytes / 1048576.0);
 }
 
-enum { WHERE_BYTES = 512 };
+enum { WHERE_BYTES = 512, CAUSE_BYTES = 4096 };
 
 /* Either way the model would read nearly every name as [UNK] or as pieces. */
 static void warn_of_casing(const struct trainer *t)
@@ -94,7 +94,7 @@ out:
 static enum status finish(struct trainer *t, enum status st)
 {
     char ended[64];
-    char cause[4096];
+    char cause[CAUSE_BYTES];
     if (t->metrics == NULL || (st != ST_OK && st != ST_INTERRUPTED))
         return st;
     snprintf(cause, sizeof cause, "%s", status_message());
@@ -125,7 +125,7 @@ static enum status take_best(struct trainer *t)
 /* What was trained, also when a signal ended it: OUTPUT/model, on all ranks. */
 static enum status save_model(struct trainer *t, enum status st)
 {
-    char dir[1200], cause[4096];
+    char dir[1200], cause[CAUSE_BYTES];
     if ((st != ST_OK && st != ST_INTERRUPTED) || t->steps_done == 0 || !t->config->output.model)
         return st;
     snprintf(cause, sizeof cause, "%s", status_message());
@@ -141,7 +141,7 @@ static enum status save_model(struct trainer *t, enum status st)
  * rank 0 has written what there is. */
 static enum status leave_together(struct comm *comm, enum status st)
 {
-    char cause[4096];
+    char cause[CAUSE_BYTES];
     if (st != ST_OK && st != ST_INTERRUPTED)
         return st;
     snprintf(cause, sizeof cause, "%s", status_message());
@@ -150,11 +150,25 @@ static enum status leave_together(struct comm *comm, enum status st)
     return st;
 }
 
+/* Tell the peers and people before anything waits for the device: it may never be done, and this
+ * process be killed for that. Closing has failures of its own, so the @cause is kept. */
+static void give_up(enum status st, const struct device *device, struct comm *comm,
+                    char cause[CAUSE_BYTES])
+{
+    snprintf(cause, CAUSE_BYTES, "%s", status_message());
+    if (st == ST_OK || st == ST_INTERRUPTED)
+        return;
+    comm_abort(comm, cause);
+    if (device->asynchronous)
+        log_cause("run", cause);
+}
+
 enum status run_rank(const struct rank_run *r, struct device *device, struct comm *comm)
 {
     enum status st = ST_OK;
     struct trainer trainer = {0};
     struct gpu_log *gpu_log = NULL;
+    char cause[CAUSE_BYTES];
     struct executor_options executor = r->options->executor;
     executor.overlap = r->config->train.overlap;
     TRY_GOTO(st, out,
@@ -179,10 +193,10 @@ enum status run_rank(const struct rank_run *r, struct device *device, struct com
     if (st == ST_OK && r->options->at_end != NULL)
         r->options->at_end(r->options->context, &trainer);
 out:
-    if (st != ST_OK && st != ST_INTERRUPTED)
-        comm_abort(comm, status_message());
+    give_up(st, device, comm, cause);
     gpu_log_stop(&gpu_log);
     trainer_close(&trainer);
+    status_set_message(cause);
     return st;
 }
 

@@ -123,19 +123,22 @@ static enum status open_cpu(struct process *p, const struct run_config *config,
 static void end_process(struct process *p, enum status st)
 {
     bool failed = st != ST_OK && st != ST_INTERRUPTED;
+    char cause[4096]; /* closing has failures of its own */
+    snprintf(cause, sizeof cause, "%s", status_message());
     if (failed && p->comm != NULL)
-        comm_abort(p->comm, status_message());
+        comm_abort(p->comm, cause);
     else if (failed && p->rendezvous != NULL)
-        rendezvous_abort(p->rendezvous, status_message());
-    if (failed && p->device != NULL)
+        rendezvous_abort(p->rendezvous, cause);
+    if (failed && p->device != NULL && p->device->asynchronous) {
+        log_cause("run", cause);
         device_settle(p->device);
-    if (failed && p->device != NULL && p->device->lost) {
-        log_error("tessera", "%.*s", (int)strcspn(status_message(), "\n"), status_message());
-        _Exit(EXIT_FAILURE); /* exit() would wait for the device */
+        if (p->device->lost)
+            _Exit(EXIT_FAILURE); /* exit() would wait for the device */
     }
     comm_close(&p->comm);
     rendezvous_close(&p->rendezvous);
     device_close(&p->device);
+    status_set_message(cause);
 }
 
 enum status run_process(const struct run_config *config, const struct launch *launch,
