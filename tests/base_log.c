@@ -1,21 +1,10 @@
 #include "engine/base/log.h"
 
-#include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "engine/base/arena.h"
 #include "engine/base/file.h"
 #include "tests/support/support.h"
-
-static void say_causes(void)
-{
-    log_cause("run", "the disk is full\n  from io/x.c:1\n  at io/y.c:2");
-    log_cause("tessera", "the disk is full\n  from io/x.c:1\n  at engine/train/main.c:3");
-    log_cause("tessera", "the disk is full");
-    log_cause("tessera", "the disk is full of\ntwo lines");
-    log_cause("tessera", "the disk is full");
-}
 
 static int count(const char *text, const char *word)
 {
@@ -29,24 +18,19 @@ static int count(const char *text, const char *word)
 static void a_cause_is_said_once_and_without_its_trace(void **state)
 {
     (void)state;
-    struct scratch scratch;
     struct file_text said;
-    scratch_make(&scratch);
-    const char *path = scratch_at(&scratch, "stderr");
-    int before = dup(STDERR_FILENO);
-    assert_true(before >= 0);
-    assert_non_null(freopen(path, "w", stderr));
-    say_causes();
-    fflush(stderr);
-    assert_true(dup2(before, STDERR_FILENO) >= 0);
-    close(before);
-    assert_ok(file_read(&said, path));
+    said_begin();
+    log_cause("run", "the disk is full\n  from io/x.c:1\n  at io/y.c:2");
+    log_cause("tessera", "the disk is full\n  from io/x.c:1\n  at engine/train/main.c:3");
+    log_cause("tessera", "the disk is full");
+    log_cause("tessera", "the disk is full of\ntwo lines");
+    log_cause("tessera", "the disk is full");
+    said_end(&said);
     assert_int_equal(count(said.data, "the disk is full"), 3);
     assert_int_equal(count(said.data, " error run: the disk is full\n"), 1);
     assert_int_equal(count(said.data, " error tessera: the disk is full of\ntwo lines\n"), 1);
     assert_int_equal(count(said.data, "from io"), 0);
     mem_free(&said.data);
-    scratch_remove(&scratch);
 }
 
 int main(void)

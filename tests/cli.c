@@ -295,6 +295,40 @@ static void b110_b111_one_metrics_file_holds_every_step(void **state)
     assert_true(is_there("again/metrics.jsonl"));
 }
 
+/* No unit's parameters are a multiple of three, and still each rank keeps a third of the state that
+ * the stage divides: nothing falls back to another stage. What counts is said at the start. */
+static void b29_b114_the_stage_that_is_asked_for_is_on_and_is_printed(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *key;
+        int from_stage;
+    } divided[] = {{"adam_m", 1}, {"adam_v", 1}, {"gradients", 2}, {"parameters", 3}};
+    double whole[4] = {0};
+    for (int stage = 0; stage < 4; stage++) {
+        struct file_text text = {NULL, 0};
+        char expected[64];
+        struct run_config c = tiny(3, stage, 1);
+        c.data.eval[0] = '\0';
+        c.train.timeout_s = 123;
+        c.train.grad_accum = 2; /* stage 1 keeps whole gradients then */
+        RUN("train", "--config", run_put_config(&scratch, &c));
+        snprintf(expected, sizeof expected, "zero stage %d", stage);
+        expect(0, NULL, expected);
+        assert_non_null(strstr(ran.err, "silent for 123 s ends the run"));
+        read_output(&text, "out/summary.json");
+        for (int i = 0; i < 4; i++) {
+            double bytes = number_in(text.data, divided[i].key);
+            if (stage < divided[i].from_stage)
+                whole[i] = bytes;
+            else if (bytes < whole[i] * 0.3 || bytes > whole[i] * 0.6)
+                fail_msg("stage %d: %s %.0f bytes, %.0f when whole", stage, divided[i].key, bytes,
+                         whole[i]);
+        }
+        mem_free(&text.data);
+    }
+}
+
 static void the_stage_changes_no_digit_of_the_metrics(void **state)
 {
     (void)state;
@@ -535,6 +569,7 @@ int main(void)
         cmocka_unit_test(a_vocabulary_of_another_size_is_refused),
         cmocka_unit_test(lengths_that_do_not_fit_are_refused),
         cmocka_unit_test(b110_b111_one_metrics_file_holds_every_step),
+        cmocka_unit_test(b29_b114_the_stage_that_is_asked_for_is_on_and_is_printed),
         cmocka_unit_test(the_stage_changes_no_digit_of_the_metrics),
         cmocka_unit_test(steps_0_evaluates_only),
         cmocka_unit_test(score_agrees_with_the_evaluation),

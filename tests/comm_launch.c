@@ -482,11 +482,38 @@ static void b90_one_visible_gpu_a_task_is_normal(void **state)
     assert_ok(launch_device(&index, &l, 1));
     assert_int_equal(index, 0);
     assert_ok(launch_device(&index, &l, 4));
-    assert_int_equal(index, 3); /* B-22: the local rank, not the rank */
+    assert_int_equal(index, 3);
     assert_fails(launch_device(&index, &l, 3), ST_UNSUPPORTED, "local rank 3 has no GPU");
     assert_fails(launch_device(&index, &l, 0), ST_UNSUPPORTED, "sees no GPU");
     l.origin = LAUNCH_TESSERA; /* ours see all GPUs of the machine, so one GPU is too few */
     assert_fails(launch_device(&index, &l, 1), ST_UNSUPPORTED, "local rank 3 has no GPU");
+}
+
+/* The rank of the whole run is no device: on the second machine there is no GPU 4. */
+static void b22_on_every_machine_the_local_rank_chooses_the_gpu(void **state)
+{
+    (void)state;
+    static const char *const launchers[] = {
+        "RANK=%d WORLD_SIZE=8 LOCAL_RANK=%d LOCAL_WORLD_SIZE=4 MASTER_ADDR=a MASTER_PORT=29500",
+        "SLURM_PROCID=%d SLURM_STEP_NUM_TASKS=8 SLURM_LOCALID=%d SLURM_NODEID=%d SLURM_JOB_ID=1 "
+        "SLURM_STEP_ID=0 SLURM_STEP_NODELIST=a[1-2] SLURM_STEP_TASKS_PER_NODE=4(x2)",
+        "OMPI_COMM_WORLD_RANK=%d OMPI_COMM_WORLD_SIZE=8 OMPI_COMM_WORLD_LOCAL_RANK=%d "
+        "OMPI_COMM_WORLD_LOCAL_SIZE=4 TESSERA_ADDRESS=a"};
+    for (size_t i = 0; i < sizeof launchers / sizeof *launchers; i++)
+        for (int rank = 0; rank < 8; rank++) {
+            char environment[512];
+            struct launch l;
+            int index = -1;
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wformat-nonliteral"
+            snprintf(environment, sizeof environment, launchers[i], rank, rank % 4, rank / 4);
+#pragma GCC diagnostic pop
+            set_environment(environment);
+            assert_ok(launch_discover(&l, 8));
+            assert_ok(launch_device(&index, &l, 4));
+            assert_int_equal(l.rank, rank);
+            assert_int_equal(index, rank % 4);
+        }
 }
 
 int main(int argc, char **argv)
@@ -508,6 +535,8 @@ int main(int argc, char **argv)
         cmocka_unit_test_teardown(slurm_is_recognised, clear_environment),
         cmocka_unit_test_teardown(openmpi_comes_before_slurm, clear_environment),
         cmocka_unit_test_teardown(b89_what_does_not_fit_is_an_error_with_the_fix,
+                                  clear_environment),
+        cmocka_unit_test_teardown(b22_on_every_machine_the_local_rank_chooses_the_gpu,
                                   clear_environment),
         cmocka_unit_test(b90_one_visible_gpu_a_task_is_normal),
     };

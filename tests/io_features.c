@@ -285,7 +285,7 @@ static void b98_bad_options_are_invalid(void **state)
     status_clear();
 }
 
-static void b99_b101_labels_of_all_answers_cover_them_and_are_in_range(void **state)
+static void b99_b101_b102_labels_of_all_answers_cover_them_and_are_in_range(void **state)
 {
     (void)state;
     static const char *const names[] = {"squad-dev-v1.1", "squad-dev-v2.0"};
@@ -589,7 +589,7 @@ int main(void)
         cmocka_unit_test(b98_every_context_token_is_in_a_window),
         cmocka_unit_test(b98_a_stride_as_large_as_the_room_names_the_question),
         cmocka_unit_test(b98_bad_options_are_invalid),
-        cmocka_unit_test(b99_b101_labels_of_all_answers_cover_them_and_are_in_range),
+        cmocka_unit_test(b99_b101_b102_labels_of_all_answers_cover_them_and_are_in_range),
         cmocka_unit_test(b99_b101_answers_at_the_edges_are_in_range),
         cmocka_unit_test(an_empty_question_or_context_is_one_window),
         cmocka_unit_test(a_context_of_a_million_tokens_is_cut),

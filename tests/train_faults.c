@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "engine/base/arena.h"
+#include "engine/base/log.h"
 #include "tests/support/ranks.h"
 #include "tests/support/run.h"
 
@@ -181,13 +182,39 @@ static void the_cause_outlives_the_closing(void **state)
     assert_non_null(strstr(trace.message, "planned fault"));
 }
 
-static void a_silent_rank_is_named_after_the_timeout(void **state)
+static void speak(void *context, struct trainer *t)
+{
+    (void)context;
+    (void)t;
+    log_set_level(LOG_WARN);
+}
+
+/* Who it was, the collective that the others wait for and its last one; and from each rank how many
+ * steps it has behind it, and which unit it is at. */
+static void b87_a_silent_rank_is_named_and_every_rank_says_where_it_stood(void **state)
 {
     (void)state;
-    run_with_fault(1, (struct fault_plan){FAULT_SILENT, 25, 0}, 1);
+    struct file_text said;
+    struct run_config c = tiny(3, 3);
+    const struct fault_plan faults[RUN_RANKS] = {[1] = {FAULT_SILENT, 25, 0}};
+    c.train.timeout_s = 1;
+    said_begin();
+    run_go(&trace, &c, &(struct run_how){.faults = faults, .at_start = speak});
+    said_end(&said);
     assert_true(trace.st == ST_TIMEOUT || trace.st == ST_COMM);
-    if (strstr(trace.message, "rank 1") == NULL)
+    if (strstr(trace.message, " waited 1000 ms for ") == NULL ||
+        strstr(trace.message, "; rank 1 ") == NULL || strstr(trace.message, ", its last: ") == NULL)
         fail_msg("who was it? %s", trace.message);
+    for (int r = 0; r < 3; r++) {
+        char begin[64];
+        snprintf(begin, sizeof begin, " r%d warn  run: stood behind step ", r);
+        const char *line = strstr(said.data, begin);
+        if (line == NULL || strstr(line, "; compute: ") == NULL)
+            fail_msg("rank %d does not say where it stood: %s", r, said.data);
+    }
+    if (strstr(said.data, " of block.0") == NULL)
+        fail_msg("no rank names its unit: %s", said.data);
+    mem_free(&said.data);
 }
 
 /* A rank in another state than the others would train on nonsense: it is found in its report. */
@@ -262,7 +289,7 @@ int main(void)
         TEST(an_output_folder_that_cannot_be_made_is_an_error),
         TEST(a_failed_collective_ends_all_ranks_with_its_cause),
         TEST(the_cause_outlives_the_closing),
-        TEST(a_silent_rank_is_named_after_the_timeout),
+        TEST(b87_a_silent_rank_is_named_and_every_rank_says_where_it_stood),
         TEST(b84_ranks_that_issue_different_collectives_are_told),
 #ifndef __SANITIZE_THREAD__
         TEST(a_signal_ends_all_ranks_at_the_same_step),

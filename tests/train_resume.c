@@ -24,7 +24,7 @@ static int release(void **state)
 
 enum { TOTAL = 12, HALF = 7 /* inside the second epoch */ };
 
-static void b01_b05_b10_b11_b13_n_and_n_steps_are_2n_steps_to_the_bit(void **state)
+static void b01_b05_b08_b10_b11_b13_n_and_n_steps_are_2n_steps_to_the_bit(void **state)
 {
     (void)state;
     for (int stage = 0; stage < 4; stage++) {
@@ -135,7 +135,7 @@ static void frozen_tensors_go_on_and_a_changed_freeze_is_an_error(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(b01_b05_b10_b11_b13_n_and_n_steps_are_2n_steps_to_the_bit),
+        TEST(b01_b05_b08_b10_b11_b13_n_and_n_steps_are_2n_steps_to_the_bit),
 #ifndef __SANITIZE_THREAD__
         TEST(b92_a_signal_saves_the_last_step_and_resume_goes_on_to_the_bit),
 #endif

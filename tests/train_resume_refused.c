@@ -58,7 +58,7 @@ static void b74_what_is_not_there_is_an_error_and_never_a_fresh_state(void **sta
     assert_true(saved_is_there(&c, 5));
 }
 
-static void another_run_is_refused_with_keys_and_both_values(void **state)
+static void b23_another_run_is_refused_with_keys_and_both_values(void **state)
 {
     (void)state;
     struct run_config saving = resume_tiny(&scratch, "refused", 2, 1, 2, 2),
@@ -202,7 +202,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(b74_what_is_not_there_is_an_error_and_never_a_fresh_state),
-        TEST(another_run_is_refused_with_keys_and_both_values),
+        TEST(b23_another_run_is_refused_with_keys_and_both_values),
         TEST(b02_b14_every_component_of_the_training_state_is_needed),
         TEST(b74_a_damaged_latest_is_passed_over_and_a_damaged_folder_refused),
         TEST(with_all_checkpoints_damaged_there_is_no_fresh_start),

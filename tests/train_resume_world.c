@@ -42,7 +42,7 @@ static void count_samples(void *context, const struct program *p, int index,
         }
 }
 
-static void b16_b17_b19_any_world_and_stage_goes_on_from_the_same_state(void **state)
+static void b16_b17_b19_b23_any_world_and_stage_goes_on_from_the_same_state(void **state)
 {
     (void)state;
     static const int worlds[] = {1, 2, 4, 6};
@@ -86,7 +86,7 @@ static void b16_b17_b19_any_world_and_stage_goes_on_from_the_same_state(void **s
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(b16_b17_b19_any_world_and_stage_goes_on_from_the_same_state),
+        TEST(b16_b17_b19_b23_any_world_and_stage_goes_on_from_the_same_state),
     };
     return cmocka_run_group_tests(tests, set_up, run_tear_down);
 }

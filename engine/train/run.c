@@ -12,6 +12,7 @@
 #include "engine/train/gpu_log.h"
 #include "engine/train/interrupt.h"
 #include "engine/train/plan_json.h"
+#include "engine/train/progress.h"
 #include "engine/train/weights.h"
 #include "io/checkpoint.h"
 
@@ -53,6 +54,9 @@ static void describe(const struct trainer *t)
                  c->train.micro_batch, c->train.grad_accum, t->comm->world_size,
                  t->sampler.global_batch, t->data->train.count, t->data->train.examples,
                  t->sampler.steps_per_epoch, t->total_steps, l->rows);
+    if (t->comm->world_size > 1)
+        log_info("run", "a rank that is silent for %" PRId64 " s ends the run (train.timeout_s)",
+                 c->train.timeout_s);
     log_info("run", "memory: %.1f MiB a rank (%.1f MiB live at the peak)",
              (double)t->account.arena_bytes / 1048576.0,
              (double)t->account.live_peak_bytes / 1048576.0);
@@ -150,14 +154,29 @@ static enum status leave_together(struct comm *comm, enum status st)
     return st;
 }
 
+/* For a run that hangs or loses a rank: what each of them was doing. */
+static void say_where(const struct trainer *t, const struct device *device)
+{
+    char at[STREAM_REDUCE + 1][PROGRESS_NAME_BYTES];
+    if (device->name_mark == NULL || device_progress(device, STREAM_COMPUTE) == 0)
+        return; /* it has begun nothing */
+    for (int s = 0; s <= STREAM_REDUCE; s++)
+        device->name_mark(device->name_context, device_progress(device, (enum stream_id)s), at[s],
+                          sizeof at[s]);
+    log_warn("run", "stood behind step %" PRId64 "; compute: %s; gather: %s; reduce: %s",
+             t->steps_done, at[STREAM_COMPUTE], at[STREAM_GATHER], at[STREAM_REDUCE]);
+}
+
 /* Tell the peers and people before anything waits for the device: it may never be done, and this
  * process be killed for that. Closing has failures of its own, so the @cause is kept. */
-static void give_up(enum status st, const struct device *device, struct comm *comm,
-                    char cause[CAUSE_BYTES])
+static void give_up(enum status st, const struct trainer *t, const struct device *device,
+                    struct comm *comm, char cause[CAUSE_BYTES])
 {
     snprintf(cause, CAUSE_BYTES, "%s", status_message());
     if (st == ST_OK || st == ST_INTERRUPTED)
         return;
+    if (st == ST_COMM || st == ST_TIMEOUT || st == ST_DEVICE)
+        say_where(t, device); /* before MPI's abort, which does not return */
     comm_abort(comm, cause);
     if (device->asynchronous)
         log_cause("run", cause);
@@ -193,7 +212,7 @@ enum status run_rank(const struct rank_run *r, struct device *device, struct com
     if (st == ST_OK && r->options->at_end != NULL)
         r->options->at_end(r->options->context, &trainer);
 out:
-    give_up(st, device, comm, cause);
+    give_up(st, &trainer, device, comm, cause);
     gpu_log_stop(&gpu_log);
     trainer_close(&trainer);
     status_set_message(cause);

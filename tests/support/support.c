@@ -54,6 +54,28 @@ void assert_aborts_at(void (*function)(void *), void *argument, const char *file
     _fail(file, line);
 }
 
+static struct scratch said_folder;
+static int said_before = -1;
+
+void said_begin(void)
+{
+    assert_int_equal(said_before, -1);
+    scratch_make(&said_folder);
+    said_before = dup(STDERR_FILENO);
+    assert_true(said_before >= 0);
+    assert_non_null(freopen(scratch_at(&said_folder, "said"), "w", stderr));
+}
+
+void said_end(struct file_text *said)
+{
+    fflush(stderr);
+    assert_true(dup2(said_before, STDERR_FILENO) >= 0);
+    close(said_before);
+    said_before = -1;
+    assert_ok(file_read(said, scratch_at(&said_folder, "said")));
+    scratch_remove(&said_folder);
+}
+
 uint64_t test_seed(void)
 {
     const char *text = getenv("TEST_SEED");

@@ -47,6 +47,13 @@ uint64_t test_random(uint64_t *state);
  * else @otherwise. */
 int test_kills(int otherwise);
 
+struct file_text;
+
+/** said_begin() - what this process logs goes into a file from now on; said_end() gives its text
+ * (mem_free(&said->data)) and lets the log go where it went before. */
+void said_begin(void);
+void said_end(struct file_text *said);
+
 /* A folder of its own for a test. */
 struct scratch {
     char dir[256]; /* "" before scratch_make() */
