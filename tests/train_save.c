@@ -123,124 +123,6 @@ static void b68_a_save_may_take_longer_than_a_collective(void **state)
     }
 }
 
-/* ---- the copy that is written ---------------------------------------------------------------- */
-
-enum { COPY_RANKS = 2, COPY_STATES = 3, COPY_EVERY = 3, COPY_SAVES = 3, COPY_NUMEL = 40000 };
-
-/* Each rank's shards as they were when a save began, and how often training went on meanwhile. */
-static struct {
-    float values[COPY_SAVES][COPY_RANKS][COPY_STATES][COPY_NUMEL];
-    char problem[COPY_RANKS][1024];
-    int overlapped;
-} copied;
-
-static void copy_and_watch(void *context, const struct program *p, int index,
-                           const size_t live[CATEGORY_COUNT])
-{
-    const struct trainer *t = context;
-    const struct step_state *s = executor_shared(&t->executor, SHARED_STATE);
-    int64_t step = s->host.step, save = step / COPY_EVERY - 1, used = 0;
-    (void)live;
-    if (p->kind != PROGRAM_STEP || index != 0 || save < 0 || save >= COPY_SAVES)
-        return;
-    if (step % COPY_EVERY == 1 && t->comm->rank == 0)
-        copied.overlapped += !saved_is_there(t->config, step - 1);
-    if (step % COPY_EVERY != 0)
-        return;
-    for (int u = 0; u < t->setup.model.unit_count; u++) {
-        struct shard_view view = executor_shard(&t->executor, u);
-        const float *from[COPY_STATES] = {view.master, view.adam_m, view.adam_v};
-        ASSERT(used + view.numel <= COPY_NUMEL);
-        for (int k = 0; k < COPY_STATES; k++)
-            memcpy(copied.values[save][t->comm->rank][k] + used, from[k],
-                   sizeof(float) * (size_t)view.numel);
-        used += view.numel;
-    }
-}
-
-/* One unit of a save that is compared with its file. */
-struct copy_check {
-    const struct model *model;
-    struct checkpoint_reader reader;
-    const char *state;
-    const float *want;
-};
-
-static enum status check_part(void *context, struct weights_part part)
-{
-    static _Thread_local float got[COPY_NUMEL];
-    struct copy_check *check = context;
-    const char *name = check->model->tensors[part.tensor].name;
-    TRY(checkpoint_read_range(&check->reader, check->state, name, part.tensor_first, part.count,
-                              got));
-    for (int64_t i = 0; i < part.count; i++)
-        if (memcmp(&got[i], &check->want[part.range_first + i], sizeof *got) != 0)
-            return FAIL(CORRUPT, "%s of %s, element %lld: copied %.9g, in the file %.9g",
-                        check->state, name, (long long)(part.tensor_first + i),
-                        (double)check->want[part.range_first + i], (double)got[i]);
-    return ST_OK;
-}
-
-static enum status check_save(const struct trainer *t, int save)
-{
-    static const char *const states[COPY_STATES] = {"master", "adam_m", "adam_v"};
-    enum status st;
-    char path[SAVED_PATH_BYTES];
-    struct checkpoint file = {0};
-    struct copy_check check = {.model = &t->setup.model};
-    int64_t used = 0;
-    saved_folder(t->config, path, (save + 1) * COPY_EVERY);
-    TRY_GOTO(st, out, checkpoint_open(&file, path));
-    TRY_GOTO(st, out, checkpoint_reader_open(&check.reader, &file));
-    for (int u = 0; u < t->setup.model.unit_count; u++) {
-        int64_t numel = t->setup.layout.units[u].shard_numel;
-        for (int k = 0; k < COPY_STATES; k++) {
-            check.state = states[k];
-            check.want = copied.values[save][t->comm->rank][k] + used;
-            TRY_GOTO(st, out,
-                     weights_each_part(check.model, u, t->comm->rank * numel, numel, check_part,
-                                       &check));
-        }
-        used += numel;
-    }
-out:
-    checkpoint_reader_close(&check.reader);
-    checkpoint_close(&file);
-    return st;
-}
-
-static void check_saves(void *context, struct trainer *t)
-{
-    (void)context;
-    for (int save = 0; save < COPY_SAVES; save++)
-        if (check_save(t, save) != ST_OK)
-            snprintf(copied.problem[t->comm->rank], sizeof copied.problem[0], "%s",
-                     status_message());
-}
-
-/* The writer reads the copy for longer than a step takes, and then the next save takes it again. */
-static void b78_a_slow_writer_writes_what_was_copied(void **state)
-{
-    (void)state;
-    for (int stage = 0; stage < 4; stage++) {
-        char out[32];
-        snprintf(out, sizeof out, "copy-%d", stage);
-        struct run_config c = resume_tiny(&scratch, out, COPY_RANKS, stage,
-                                          COPY_EVERY * (COPY_SAVES + 1), COPY_EVERY);
-        c.checkpoint.keep = 0;
-        memset(&copied, 0, sizeof copied);
-        file_delay(2);
-        run_go(&first, &c,
-               &(struct run_how){.executor = {.on_instr = copy_and_watch}, .at_end = check_saves});
-        file_delay(0);
-        assert_int_equal(first.st, ST_OK);
-        for (int r = 0; r < COPY_RANKS; r++)
-            assert_string_equal(copied.problem[r], "");
-        assert_int_equal(copied.overlapped, COPY_SAVES);
-        release(NULL);
-    }
-}
-
 /* ---- memory ---------------------------------------------------------------------------------- */
 
 #ifndef __SANITIZE_THREAD__ /* nothing in it that the tests above do not race with */
@@ -303,7 +185,6 @@ int main(void)
         TEST(b81_stage_0_writes_what_the_other_stages_write),
         TEST(old_ones_go_and_the_best_stays),
         TEST(b68_a_save_may_take_longer_than_a_collective),
-        TEST(b78_a_slow_writer_writes_what_was_copied),
 #ifndef __SANITIZE_THREAD__
         TEST(b77_100_saves_leave_memory_flat),
 #endif

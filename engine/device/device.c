@@ -130,6 +130,12 @@ enum status event_wait(struct event *e)
     return e->device ? e->device->ops->event_wait(e) : ST_OK;
 }
 
+enum status event_query(const struct event *e, bool *done)
+{
+    ASSERT(e->complete == NULL);
+    return e->device->ops->event_query(e, done);
+}
+
 enum status stream_sync(struct stream *s)
 {
     return s->device->ops->stream_sync(s);

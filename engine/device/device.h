@@ -82,6 +82,7 @@ struct device_ops {
     enum status (*event_record)(struct event *e, struct stream *s);
     enum status (*stream_wait)(struct stream *s, struct event *e);
     enum status (*event_wait)(struct event *e); /* the host waits */
+    enum status (*event_query)(const struct event *e, bool *done);
     enum status (*stream_sync)(struct stream *s);
     bool (*idle)(struct device *device);
     enum status (*copy)(struct stream *s, void *out, const void *in, size_t bytes);
@@ -168,6 +169,8 @@ void event_close(struct event *e);
 MUST_CHECK enum status event_record(struct event *e, struct stream *s);
 MUST_CHECK enum status stream_wait(struct stream *s, struct event *e);
 MUST_CHECK enum status event_wait(struct event *e);
+/** event_query() - is what stands before it done? Does not wait; not for events of collectives. */
+MUST_CHECK enum status event_query(const struct event *e, bool *done);
 MUST_CHECK enum status stream_sync(struct stream *s);
 /** device_copy() - between device and (pinned) host memory or within either. */
 MUST_CHECK enum status device_copy(struct stream *s, void *out, const void *in, size_t bytes);

@@ -104,6 +104,13 @@ static enum status wait_on_host(struct event *e)
     return ST_OK;
 }
 
+static enum status query(const struct event *e, bool *done)
+{
+    (void)e;
+    *done = true;
+    return ST_OK;
+}
+
 static enum status mark(struct stream *s, uint32_t value)
 {
     __atomic_store_n(&s->device->progress->word[s->id], value, __ATOMIC_RELAXED);
@@ -197,6 +204,7 @@ static const struct device_ops device_ops_cpu = {
     .event_record = record,
     .stream_wait = wait_on_stream,
     .event_wait = wait_on_host,
+    .event_query = query,
     .stream_sync = stream_nothing,
     .idle = always_idle,
     .copy = copy,

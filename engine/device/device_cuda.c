@@ -192,6 +192,16 @@ static enum status wait_on_host(struct event *e)
     return host_wait_end(error, e->device);
 }
 
+static enum status query(const struct event *e, bool *done)
+{
+    cudaError_t error = cudaEventQuery((cudaEvent_t)e->handle);
+    *done = error == cudaSuccess;
+    if (error != cudaErrorNotReady)
+        return CUDA(error);
+    (void)cudaGetLastError(); /* no failure, and not to be found by who looks for one next */
+    return ST_OK;
+}
+
 static enum status sync(struct stream *s)
 {
     struct host_wait w = {0};
@@ -341,6 +351,7 @@ static const struct device_ops cuda_ops = {
     .event_record = record,
     .stream_wait = wait_on_stream,
     .event_wait = wait_on_host,
+    .event_query = query,
     .stream_sync = sync,
     .idle = idle,
     .copy = copy,

@@ -13,9 +13,12 @@
 #include "engine/train/background.h"
 #include "engine/train/checkpoint_model.h"
 #include "engine/train/checkpoint_state.h"
+#include "engine/train/snapshot.h"
 #include "engine/train/weights.h"
 
-enum { MASTER = CHECKPOINT_MASTER, STATES = CHECKPOINT_STATES };
+enum { MASTER = CHECKPOINT_MASTER };
+
+_Static_assert((int)SNAPSHOT_STATES == (int)CHECKPOINT_STATES, "all that is copied is written");
 
 /* What every rank tells about its part of a save. */
 struct part_result {
@@ -30,12 +33,8 @@ struct checkpointer {
     int rank, world_size;
     char dir[CHECKPOINT_PATH_BYTES];
 
-    /* This rank's shards: of each unit master and, if it is trained, m and v. */
-    float *copy; /* owned, pinned */
-    size_t copy_bytes;
-    int64_t *shard_numel; /* owned; by unit */
-    bool *trained;        /* owned; by unit */
-    bool *frozen;         /* owned; by model_tensor */
+    struct snapshot snapshot; /* of this rank's shards */
+    bool *frozen;             /* owned; by model_tensor */
 
     struct checkpoint_tensor *tensors; /* owned; the table of the manifest */
     struct part_result *results;       /* owned; one a rank */
@@ -43,6 +42,7 @@ struct checkpointer {
 
     int64_t number;   /* saves begun */
     bool writing;     /* the last of them is not collected yet */
+    bool copying;     /* and its thread waits for the snapshot */
     int64_t step;     /* its step; -1: none was begun */
     int64_t saved;    /* newest step all of whose parts were written; -1: none */
     int64_t obsolete; /* up to this step the folder may hold checkpoints of an abandoned branch */
@@ -97,16 +97,8 @@ static enum status wait_for_all(struct checkpointer *c, struct trainer *t)
 
 static enum status make_room(struct checkpointer *c, struct trainer *t)
 {
-    size_t units = (size_t)c->model->unit_count, world = (size_t)c->world_size;
-    TRY(mem_alloc(&c->shard_numel, sizeof *c->shard_numel * units));
-    TRY(mem_alloc(&c->trained, sizeof *c->trained * units));
-    for (int u = 0; u < c->model->unit_count; u++) {
-        struct shard_view view = executor_shard(&t->executor, u);
-        c->shard_numel[u] = view.numel;
-        c->trained[u] = view.adam_m != NULL;
-        c->copy_bytes += sizeof(float) * (size_t)view.numel * (c->trained[u] ? STATES : 1);
-    }
-    TRY(device_alloc_host(t->device, (void **)&c->copy, c->copy_bytes));
+    size_t world = (size_t)c->world_size;
+    TRY(snapshot_open(&c->snapshot, t));
     TRY(mem_alloc(&c->results, sizeof *c->results * world));
     TRY(mem_alloc(&c->files, sizeof *c->files * world));
     TRY(mem_alloc(&c->temps, CHECKPOINT_PATH_BYTES * world));
@@ -141,14 +133,15 @@ enum status checkpointer_open(struct checkpointer **out, struct trainer *t)
     TRY_GOTO(st, out, checkpoint_claim_folder((*out)->dir, t, &(*out)->obsolete));
     if ((*out)->rank == 0)
         log_info("checkpoint", "every %" PRId64 " steps to %s; %.1f MiB of host memory a rank",
-                 t->config->checkpoint.every, (*out)->dir, (double)(*out)->copy_bytes / 1048576.0);
+                 t->config->checkpoint.every, (*out)->dir,
+                 (double)(*out)->snapshot.bytes / 1048576.0);
 out:
     if (st != ST_OK)
-        checkpointer_close(out, t);
+        checkpointer_close(out);
     return st;
 }
 
-void checkpointer_close(struct checkpointer **checkpointer, struct trainer *t)
+void checkpointer_close(struct checkpointer **checkpointer)
 {
     struct checkpointer *c = *checkpointer;
     if (c == NULL)
@@ -159,9 +152,7 @@ void checkpointer_close(struct checkpointer **checkpointer, struct trainer *t)
     if (c->writing && c->rank == 0)
         checkpoint_discard(c->temp);
     json_decref(c->training);
-    device_free_host(t->device, (void **)&c->copy);
-    mem_free(&c->shard_numel);
-    mem_free(&c->trained);
+    snapshot_release(&c->snapshot);
     mem_free(&c->frozen);
     mem_free(&c->tensors);
     mem_free(&c->results);
@@ -176,7 +167,7 @@ struct part_writer {
     struct checkpointer *c;
     struct checkpoint_writer writer;
     int state;
-    const float *from; /* the shard's copy of that state */
+    const float *from; /* the shard's snapshot of that state */
 };
 
 static enum status write_part(void *context, struct weights_part part)
@@ -194,10 +185,10 @@ static enum status write_part(void *context, struct weights_part part)
 static enum status write_units(struct part_writer *w)
 {
     const struct checkpointer *c = w->c;
-    const float *at = c->copy;
+    const float *at = c->snapshot.values;
     for (int u = 0; u < c->model->unit_count; u++) {
-        int64_t numel = c->shard_numel[u];
-        for (w->state = MASTER; w->state < (c->trained[u] ? STATES : 1); w->state++) {
+        int64_t numel = c->snapshot.shard_numel[u];
+        for (w->state = MASTER; w->state < snapshot_state_count(&c->snapshot, u); w->state++) {
             w->from = at;
             TRY(weights_each_part(c->model, u, c->rank * numel, numel, write_part, w));
             at += numel;
@@ -275,11 +266,32 @@ bool checkpointer_due(const struct checkpointer *c, int64_t done)
     return c != NULL && done % c->config->checkpoint.every == 0;
 }
 
-int64_t checkpointer_written(const struct checkpointer *c)
+/* Once the snapshot is taken. This thread asks for that, as all that is about the device is its. */
+static enum status start_writing(struct checkpointer *c, bool wait)
 {
+    bool taken = true;
+    if (!c->copying)
+        return ST_OK;
+    if (wait)
+        TRY(snapshot_wait(&c->snapshot));
+    else
+        TRY(snapshot_taken(&c->snapshot, &taken));
+    if (!taken)
+        return ST_OK;
+    c->copying = false;
+    background_start(&c->write, c->rank, write_file, c);
+    return ST_OK;
+}
+
+enum status checkpointer_written(struct checkpointer *c, int64_t *saves)
+{
+    *saves = 0;
     if (c == NULL)
-        return 0;
-    return c->writing && !background_is_idle(&c->write) ? c->number - 1 : c->number;
+        return ST_OK;
+    TRY(start_writing(c, false));
+    bool busy = c->writing && (c->copying || !background_is_idle(&c->write));
+    *saves = busy ? c->number - 1 : c->number;
+    return ST_OK;
 }
 
 static void forget_best(struct checkpointer *c)
@@ -342,6 +354,7 @@ enum status checkpointer_watch(struct checkpointer *c, struct trainer *t, int64_
 static enum status settle(struct checkpointer *c, struct trainer *t)
 {
     if (c->writing) {
+        TRY(start_writing(c, true));
         TRY(wait_for_all(c, t));
         TRY(collect(c, t));
     }
@@ -388,22 +401,6 @@ static void begin_save(struct checkpointer *c, const struct trainer *t,
     temp[0] = '\0';
 }
 
-/* Behind the last UPDATE and before the next: these bytes do not change meanwhile. */
-static enum status copy_shards(struct checkpointer *c, struct trainer *t)
-{
-    struct stream *s = &t->device->streams[STREAM_COMPUTE];
-    float *at = c->copy;
-    for (int u = 0; u < c->model->unit_count; u++) {
-        struct shard_view view = executor_shard(&t->executor, u);
-        const float *from[STATES] = {view.master, view.adam_m, view.adam_v};
-        for (int k = 0; k < (c->trained[u] ? STATES : 1); k++) {
-            TRY(device_copy(s, at, from[k], sizeof *at * (size_t)view.numel));
-            at += view.numel;
-        }
-    }
-    return stream_sync(s);
-}
-
 enum status checkpointer_save(struct checkpointer *c, struct trainer *t)
 {
     if (c == NULL)
@@ -424,9 +421,10 @@ enum status checkpointer_save(struct checkpointer *c, struct trainer *t)
     c->step = t->steps_done;
     c->number++;
     c->writing = true;
-    TRY(copy_shards(c, t));
+    TRY(snapshot_begin(&c->snapshot, t));
+    c->copying = true;
+    TRY(start_writing(c, false));
     c->waited_s = clock_s() - c->begun_s;
-    background_start(&c->write, c->rank, write_file, c);
     return c->config->checkpoint.async ? ST_OK : settle(c, t);
 }
 

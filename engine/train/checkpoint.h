@@ -8,12 +8,13 @@
  * any number of ranks at any stage goes on from it.
  *
  *     step    | 98 | 99 |copy| 100 | 101 | 102 ...           all ranks, between two steps
- *     writer            |    [compress, write, fsync ]       a thread a rank
+ *     writer                 [compress, write, fsync ]       a thread a rank
  *     report                 .  .  .  .  .  .  .  .  S       step_report.saved: all are through
  *     rank 0                                         [publish, remove old ones]   a thread
  *
- * Training waits for the copy alone, into host memory that was allocated at the start (12 bytes
- * for each trained element of a shard). No collective spans file I/O: that all ranks have written
+ * Training waits for the copy alone (engine/train/snapshot.h), on CUDA only for what of it is not
+ * done when the state is to change next; there the writer starts with the step that finds the copy
+ * taken. No collective spans file I/O: that all ranks have written
  * is a number in the step report, and where a rank has to wait for the files (the next save, the
  * end, checkpoint.async false) it asks the others in short exchanges.
  *
@@ -43,13 +44,17 @@ struct checkpointer;
 MUST_CHECK enum status checkpointer_open(struct checkpointer **out, struct trainer *t);
 
 /** checkpointer_close() - wait for own threads, drop a save that is not published. */
-void checkpointer_close(struct checkpointer **c, struct trainer *t);
+void checkpointer_close(struct checkpointer **c);
 
 /** checkpointer_due() - does the configuration ask for a checkpoint after @done steps? */
 bool checkpointer_due(const struct checkpointer *c, int64_t done);
 
-/** checkpointer_written() - saves whose part of this rank is written; for the step report. */
-int64_t checkpointer_written(const struct checkpointer *c);
+/**
+ * checkpointer_written() - saves whose part of this rank is written; for the step report.
+ *
+ * Starts the writer of a save whose snapshot has been taken since. Return: ST_OK; ST_DEVICE.
+ */
+MUST_CHECK enum status checkpointer_written(struct checkpointer *c, int64_t *saves);
 
 /**
  * checkpointer_watch() - act on a step report, at the same step on all ranks.

@@ -472,10 +472,25 @@ static enum status issue_piece(struct turn *t, int first, int end)
     return join_streams(t, first, end);
 }
 
+/* Who reads the state is done before a piece changes it. */
+static enum status wait_for_reader(struct turn *t, int first, int end)
+{
+    struct executor *ex = t->ex;
+    bool updates = false;
+    for (int i = first; i < end; i++)
+        updates |= t->program->instrs[i].op == OP_UPDATE;
+    if (ex->hold == NULL || !updates || !(ex->update_due || !ex->plan->late))
+        return ST_OK;
+    TRY(stream_wait(&ex->device->streams[STREAM_COMPUTE], ex->hold));
+    ex->hold = NULL;
+    return ST_OK;
+}
+
 static enum status run_turn(struct turn *t)
 {
     for (int first = 0; first < t->program->instr_count;) {
         int end = piece_end(t->program, first);
+        TRY(wait_for_reader(t, first, end));
         struct captured *c = find_captured(t, first, end, t->ex->trace != NULL);
         if (c != NULL)
             TRY(graph_launch(&t->ex->device->streams[STREAM_COMPUTE], c->graph));
@@ -483,6 +498,8 @@ static enum status run_turn(struct turn *t)
             TRY(issue_piece(t, first, end));
         first = end + 1;
     }
+    if (t->program->kind != PROGRAM_EVALUATE)
+        t->ex->update_due = t->program->kind == PROGRAM_STEP;
     if (t->ex->trace != NULL)
         TRY(trace_join(t->ex->trace, &t->ex->device->streams[STREAM_COMPUTE]));
     return t->program->kind == PROGRAM_FLUSH ? end_carried(t) : ST_OK;
@@ -531,6 +548,11 @@ enum status executor_run(struct executor *ex, enum program_kind kind, const stru
     if (st != ST_OK)
         comm_abort(ex->comm, status_message());
     return st;
+}
+
+void executor_hold(struct executor *ex, struct event *until)
+{
+    ex->hold = until;
 }
 
 enum status executor_capture(struct executor *ex, enum program_kind kind,

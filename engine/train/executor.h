@@ -61,6 +61,8 @@ struct executor {
     /* Borrowed; set around one executor_run() of the step, which it then times (and for which
      * captured pieces are captured again); else NULL. */
     struct trace *trace;
+    struct event *hold; /* borrowed; executor_hold()'s; NULL: nobody reads the state */
+    bool update_due;    /* late updates: the next turn's are not skipped */
     size_t live[CATEGORY_COUNT];
 };
 
@@ -101,6 +103,15 @@ MUST_CHECK enum status executor_run(struct executor *ex, enum program_kind kind,
  */
 MUST_CHECK enum status executor_capture(struct executor *ex, enum program_kind kind,
                                         const struct sequences *micro);
+
+/**
+ * executor_hold() - somebody reads master weights, m and v until @until, which is recorded: the
+ * next updates that change them wait for it.
+ *
+ * Not those of the turn behind a PROLOGUE where updates are late, for they are skipped. What waits
+ * is the piece that has them, on the device. @until: borrowed until then.
+ */
+void executor_hold(struct executor *ex, struct event *until);
 
 /** executor_collect_numel() - floats that a rank contributes to collected.logits. */
 int64_t executor_collect_numel(const struct executor *ex);

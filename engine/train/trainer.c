@@ -240,7 +240,7 @@ void trainer_close(struct trainer *t)
     if (t->device->fixed_rows)
         products_close(t);
 #endif
-    checkpointer_close(&t->checkpointer, t);
+    checkpointer_close(&t->checkpointer);
     trace_close(&t->trace);
     evaluator_close(&t->evaluator, t);
     mem_free(&t->micro);
@@ -314,7 +314,9 @@ static enum status issue_step(struct trainer *t, int64_t step, int signal)
 {
     struct step_slot *slot = &t->slots[step % STEP_SLOTS];
     struct stream *s = &t->device->streams[STREAM_COMPUTE];
+    int64_t saved = 0;
     ASSERT(slot->step < 0);
+    TRY(checkpointer_written(t->checkpointer, &saved));
     sampler_enter(&t->sampler, step);
     int64_t tokens = fill_micro_batches(t, slot);
     *slot->host = (struct step_host){
@@ -325,7 +327,7 @@ static enum status issue_step(struct trainer *t, int64_t step, int signal)
         .signal = signal,
         .training = 1,
         .tokens = tokens,
-        .saved = checkpointer_written(t->checkpointer),
+        .saved = saved,
     };
     char *state = executor_shared(&t->executor, SHARED_STATE);
     TRY(device_copy(s, state + offsetof(struct step_state, host), slot->host, sizeof *slot->host));

@@ -1,0 +1,72 @@
+#include "engine/train/snapshot.h"
+
+#include <string.h>
+
+static enum status measure(struct snapshot *s, struct trainer *t)
+{
+    size_t units = (size_t)s->model->unit_count;
+    TRY(mem_alloc(&s->shard_numel, sizeof *s->shard_numel * units));
+    TRY(mem_alloc(&s->trained, sizeof *s->trained * units));
+    for (int u = 0; u < s->model->unit_count; u++) {
+        struct shard_view view = executor_shard(&t->executor, u);
+        s->shard_numel[u] = view.numel;
+        s->trained[u] = view.adam_m != NULL;
+        s->bytes += sizeof *s->values * (size_t)view.numel * (size_t)snapshot_state_count(s, u);
+    }
+    return ST_OK;
+}
+
+enum status snapshot_open(struct snapshot *s, struct trainer *t)
+{
+    *s = (struct snapshot){.device = t->device, .model = &t->setup.model};
+    TRY(event_open(s->device, &s->behind));
+    TRY(event_open(s->device, &s->copied));
+    TRY(measure(s, t));
+    return device_alloc_host(s->device, (void **)&s->values, s->bytes);
+}
+
+void snapshot_release(struct snapshot *s)
+{
+    if (s->device == NULL)
+        return;
+    event_close(&s->behind);
+    event_close(&s->copied);
+    device_free_host(s->device, (void **)&s->values);
+    mem_free(&s->shard_numel);
+    mem_free(&s->trained);
+    memset(s, 0, sizeof *s);
+}
+
+enum status snapshot_begin(struct snapshot *s, struct trainer *t)
+{
+    struct stream *copies = &s->device->streams[STREAM_COPY];
+    float *at = s->values;
+    TRY(event_record(&s->behind, &s->device->streams[STREAM_COMPUTE]));
+    TRY(stream_wait(copies, &s->behind));
+    for (int u = 0; u < s->model->unit_count; u++) {
+        struct shard_view view = executor_shard(&t->executor, u);
+        const float *from[SNAPSHOT_STATES] = {view.master, view.adam_m, view.adam_v};
+        for (int k = 0; k < snapshot_state_count(s, u); k++) {
+            TRY(device_copy(copies, at, from[k], sizeof *at * (size_t)view.numel));
+            at += view.numel;
+        }
+    }
+    TRY(event_record(&s->copied, copies));
+    executor_hold(&t->executor, &s->copied);
+    return ST_OK;
+}
+
+enum status snapshot_taken(const struct snapshot *s, bool *taken)
+{
+    return event_query(&s->copied, taken);
+}
+
+enum status snapshot_wait(struct snapshot *s)
+{
+    return event_wait(&s->copied);
+}
+
+int snapshot_state_count(const struct snapshot *s, int unit)
+{
+    return s->trained[unit] ? SNAPSHOT_STATES : 1;
+}
