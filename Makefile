@@ -103,6 +103,7 @@ $(BUILD)/flags: FORCE
 
 # Own loops: nothing reads errno or floating-point traps.
 $(BUILD)/engine/ops/%.c.o: EXTRA := $(if $(filter 1,$(DEBUG)),,-O3) -fno-math-errno -fno-trapping-math
+$(BUILD)/engine/base/rng_normal.c.o: EXTRA := $(if $(filter 1,$(DEBUG)),,-O3) -fno-math-errno -fno-trapping-math
 
 # The page that this file holds.
 $(BUILD)/engine/train/report_page.c.o: engine/train/report.html

@@ -94,6 +94,74 @@ static void another_seed_or_name_gives_other_values(void **state)
     assert_memory_not_equal(a, c, sizeof a);
 }
 
+/* Box and Muller as they are written, with the C library. */
+static void library_pair(float *x, float *y, uint32_t a, uint32_t b, float stddev)
+{
+    const double two_pi = 6.283185307179586;
+    double u = (a + 1.0) / 4294967296.0, v = (b + 1.0) / 4294967296.0;
+    double radius = sqrt(-2.0 * log(u));
+    *x = (float)(radius * cos(two_pi * v) * (double)stddev);
+    *y = (float)(radius * sin(two_pi * v) * (double)stddev);
+}
+
+static void assert_pairs_are_the_librarys(const uint32_t *a, const uint32_t *b, int count,
+                                          float stddev)
+{
+    enum { MOST = 4096 };
+    static float x[MOST + 1], y[MOST + 1];
+    assert_in_range(count, 0, MOST);
+    x[count] = y[count] = 123.0f;
+    rng_normal_pairs(x, y, a, b, count, stddev);
+    for (int i = 0; i < count; i++) {
+        float want_x, want_y;
+        library_pair(&want_x, &want_y, a[i], b[i], stddev);
+        if (memcmp(&x[i], &want_x, sizeof want_x) != 0 || memcmp(&y[i], &want_y, sizeof want_y))
+            fail_msg("words %08x %08x: %a and %a, the library gives %a and %a", a[i], b[i],
+                     (double)x[i], (double)y[i], (double)want_x, (double)want_y);
+    }
+    assert_true(x[count] == 123.0f && y[count] == 123.0f);
+}
+
+static void normals_are_the_librarys_to_the_bit(void **state)
+{
+    (void)state;
+    enum { N = 4096, ROUNDS = 256 };
+    static uint32_t a[N], b[N];
+    static const float deviations[] = {0.02f, 1.0f, 0.0441941738f, 3e-39f, 0.0f};
+    uint64_t random = test_seed();
+    for (int round = 0; round < ROUNDS; round++) {
+        for (int i = 0; i < N; i++) {
+            uint64_t r = test_random(&random);
+            a[i] = (uint32_t)r;
+            b[i] = (uint32_t)(r >> 32);
+        }
+        assert_pairs_are_the_librarys(a, b, round % 2 ? N : N - 1 - round, deviations[round % 5]);
+    }
+}
+
+/* Where logarithms vanish and angles meet the axes and the borders of the octants. */
+static void normals_of_borders_are_the_librarys_to_the_bit(void **state)
+{
+    (void)state;
+    enum { NEAR = 16, BORDERS = 17 };
+    static uint32_t a[BORDERS * 2 * NEAR], b[BORDERS * 2 * NEAR];
+    uint64_t random = test_seed();
+    for (int kind = 0; kind < 2; kind++) {
+        int n = 0;
+        for (int i = 0; i < BORDERS; i++)
+            for (int k = -NEAR; k < NEAR; k++, n++) {
+                uint32_t near = ((uint32_t)i << 28) + (uint32_t)k,
+                         any = (uint32_t)test_random(&random);
+                a[n] = kind == 0 ? near : any;
+                b[n] = kind == 0 ? any : near;
+            }
+        assert_pairs_are_the_librarys(a, b, n, 1.0f);
+        for (int i = 0; i < n; i++) /* both at a border */
+            a[i] = b[n - 1 - i] = (uint32_t)-1 - (uint32_t)i / NEAR;
+        assert_pairs_are_the_librarys(a, b, n, 0.02f);
+    }
+}
+
 static void normals_have_the_moments_of_a_normal(void **state)
 {
     (void)state;
@@ -148,6 +216,8 @@ int main(void)
         cmocka_unit_test(any_range_of_a_tensor_equals_that_part_of_the_whole),
         cmocka_unit_test(elements_beyond_32_bits_of_quads_differ),
         cmocka_unit_test(another_seed_or_name_gives_other_values),
+        cmocka_unit_test(normals_are_the_librarys_to_the_bit),
+        cmocka_unit_test(normals_of_borders_are_the_librarys_to_the_bit),
         cmocka_unit_test(normals_have_the_moments_of_a_normal),
         cmocka_unit_test(rng_below_stays_below_and_is_even),
     };

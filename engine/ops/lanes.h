@@ -5,8 +5,7 @@
  * them by one fixed tree, so the bits are equal on AVX-512, AVX2 and plain builds, and independent
  * of how the compiler vectorises. Tails are padded with a neutral value.
  *
- * CPU_CLONES marks a function that is compiled for several instruction sets and picked at load
- * time. Sanitizer builds go without: an instrumented resolver would run before its runtime is up.
+ * Functions that use them are marked CPU_CLONES (engine/base/clones.h).
  *
  *     exp8    max error 1 ulp for x in [-87.3, 88]; below that 0, above as for 88
  *     normal8 Phi(x), the normal distribution, and phi(x), its density, from one exponential:
@@ -23,14 +22,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "engine/base/clones.h"
 #include "engine/base/status.h"
-
-#if defined(__x86_64__) && defined(__gnu_linux__) && !defined(__clang__) &&                        \
-    !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-#define CPU_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define CPU_CLONES
-#endif
 
 #define LANES_INLINE static inline __attribute__((always_inline, unused))
 
