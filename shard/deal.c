@@ -15,32 +15,58 @@ void deal_epoch_order(int32_t *order, int64_t count, uint64_t seed, int64_t epoc
     }
 }
 
+/* Longest first, ties in the order of the batch: ascending keys, whose low half is the position. */
+static void sort_by_length(int64_t *keys, const int32_t *samples, int64_t count,
+                           const int32_t *lengths)
+{
+    static const int64_t gaps[] = {88573, 29524, 9841, 3280, 1093, 364, 121, 40, 13, 4, 1};
+    for (int64_t i = 0; i < count; i++)
+        keys[i] = (int64_t)(INT32_MAX - lengths[samples[i]]) << 32 | i;
+    for (size_t g = 0; g < sizeof gaps / sizeof *gaps; g++) /* Shell's sort */
+        for (int64_t i = gaps[g]; i < count; i++) {
+            int64_t key = keys[i], j = i;
+            for (; j >= gaps[g] && keys[j - gaps[g]] > key; j -= gaps[g])
+                keys[j] = keys[j - gaps[g]];
+            keys[j] = key;
+        }
+}
+
+/* Bins with room are a heap: the one with the fewest tokens, of equals the lowest, is heap[0]. */
+static void sink(int64_t *heap, int64_t size, const int64_t *load)
+{
+    int64_t bin = heap[0], at = 0;
+    for (int64_t child = 1; child < size; child = 2 * at + 1) {
+        if (child + 1 < size &&
+            (load[heap[child + 1]] < load[heap[child]] ||
+             (load[heap[child + 1]] == load[heap[child]] && heap[child + 1] < heap[child])))
+            child++;
+        if (load[bin] < load[heap[child]] || (load[bin] == load[heap[child]] && bin < heap[child]))
+            break;
+        heap[at] = heap[child];
+        at = child;
+    }
+    heap[at] = bin;
+}
+
 void deal_batch(int32_t *bin_of, int64_t *scratch, const int32_t *samples, int64_t count,
                 const int32_t *lengths, int bins, int64_t capacity)
 {
     ASSERT(count <= bins * capacity);
-    int64_t *by_length = scratch; /* positions in the batch, longest first */
-    int64_t *load = scratch + count;
-    /* Insertion sort: batches are small, and it is stable. */
-    for (int64_t i = 0; i < count; i++) {
-        int64_t j = i;
-        for (; j > 0 && lengths[samples[by_length[j - 1]]] < lengths[samples[i]]; j--)
-            by_length[j] = by_length[j - 1];
-        by_length[j] = i;
+    ASSERT(count <= INT32_MAX);
+    int64_t *by_length = scratch, *load = scratch + count, *heap = load + bins, *held = heap + bins;
+    int64_t size = bins;
+    sort_by_length(by_length, samples, count, lengths);
+    for (int b = 0; b < bins; b++) {
+        load[b] = held[b] = 0;
+        heap[b] = b;
     }
-    /* load packs (tokens, samples) of a bin: tokens decide, the count tells whether it has room. */
-    for (int b = 0; b < bins; b++)
-        load[b] = 0;
-    const int64_t one_token = (int64_t)1 << 24;
-    ASSERT(capacity < one_token);
     for (int64_t i = 0; i < count; i++) {
-        int best = -1;
-        for (int b = 0; b < bins; b++)
-            if (load[b] % one_token < capacity &&
-                (best < 0 || load[b] / one_token < load[best] / one_token))
-                best = b;
-        bin_of[by_length[i]] = best;
-        load[best] += lengths[samples[by_length[i]]] * one_token + 1;
+        int64_t position = by_length[i] & INT32_MAX, bin = heap[0];
+        bin_of[position] = (int32_t)bin;
+        load[bin] += lengths[samples[position]];
+        if (++held[bin] == capacity)
+            heap[0] = heap[--size];
+        sink(heap, size, load);
     }
 }
 

@@ -25,11 +25,13 @@ void deal_epoch_order(int32_t *order, int64_t count, uint64_t seed, int64_t epoc
 /**
  * deal_batch() - deal @count samples to @bins bins of at most @capacity.
  * @bin_of: output, the bin of each of the @count entries of @samples.
- * @scratch: @count + @bins entries of int64_t.
+ * @scratch: @count + 3 @bins entries of int64_t; on return the first @bins behind @count are the
+ * tokens of the bins.
  * @samples: sample numbers; @lengths is indexed by them (tokens).
  *
  * Requires count <= bins * capacity. Ties go to the lower sample position and the lower bin. A bin
- * may stay empty when count < bins. Bin b is rank b % world_size, micro-batch b / world_size.
+ * may stay empty when count < bins. Bin b is rank b % world_size, micro-batch b / world_size. Cost:
+ * O(count log(count bins)) and little more.
  */
 void deal_batch(int32_t *bin_of, int64_t *scratch, const int32_t *samples, int64_t count,
                 const int32_t *lengths, int bins, int64_t capacity);

@@ -71,9 +71,36 @@ static void all_orders_are_equally_likely(void **state)
 
 struct deal {
     int32_t samples[512], lengths[MAX_SAMPLES], bin_of[512];
-    int64_t scratch[512 + MAX_BINS], tokens[MAX_BINS], held[MAX_BINS];
+    int64_t scratch[512 + 3 * MAX_BINS], tokens[MAX_BINS], held[MAX_BINS];
     int64_t count;
 };
+
+/* The rule as it is written: the longest left goes to the emptiest bin with room. */
+static void check_rule(const struct deal *d, int bins, int64_t capacity)
+{
+    static bool dealt[512];
+    static int64_t tokens[MAX_BINS], held[MAX_BINS];
+    memset(dealt, 0, sizeof dealt);
+    memset(tokens, 0, sizeof tokens);
+    memset(held, 0, sizeof held);
+    for (int64_t done = 0; done < d->count; done++) {
+        int64_t longest = -1;
+        int best = -1;
+        for (int64_t i = 0; i < d->count; i++)
+            if (!dealt[i] &&
+                (longest < 0 || d->lengths[d->samples[i]] > d->lengths[d->samples[longest]]))
+                longest = i;
+        for (int b = 0; b < bins; b++)
+            if (held[b] < capacity && (best < 0 || tokens[b] < tokens[best]))
+                best = b;
+        assert_int_equal(d->bin_of[longest], best);
+        dealt[longest] = true;
+        tokens[best] += d->lengths[d->samples[longest]];
+        held[best]++;
+    }
+    for (int b = 0; b < bins; b++)
+        assert_true(d->scratch[d->count + b] == tokens[b]);
+}
 
 static void deal_and_check(struct deal *d, int bins, int64_t capacity)
 {
@@ -97,6 +124,22 @@ static void fill(struct deal *d, int64_t count, uint64_t *random)
         d->lengths[i] = squad_length(random);
     for (int64_t i = 0; i < count; i++)
         d->samples[i] = (int32_t)below(random, MAX_SAMPLES);
+}
+
+static void any_batch_is_dealt_by_the_rule_and_its_tokens_counted(void **state)
+{
+    static struct deal d;
+    uint64_t random = test_seed();
+    (void)state;
+    for (int i = 0; i < 200; i++) {
+        int bins = 1 + (int)below(&random, i % 2 ? MAX_BINS : 4);
+        int64_t capacity = 1 + below(&random, 512 / bins);
+        fill(&d, below(&random, bins * capacity + 1), &random);
+        for (int k = 0; i % 4 == 0 && k < MAX_SAMPLES; k++)
+            d.lengths[k] = 1 + (int32_t)below(&random, 3); /* ties */
+        deal_and_check(&d, bins, capacity);
+        check_rule(&d, bins, capacity);
+    }
 }
 
 static void every_sample_is_in_one_bin_with_room(void **state)
@@ -155,7 +198,7 @@ static void the_example_of_the_header_is_dealt_as_drawn(void **state)
 {
     const int32_t lengths[] = {9, 8, 7, 3, 2, 1}, samples[] = {0, 1, 2, 3, 4, 5};
     int32_t bin_of[6];
-    int64_t scratch[8];
+    int64_t scratch[12];
     const int32_t want[] = {0, 1, 1, 0, 0, 1};
     (void)state;
     deal_batch(bin_of, scratch, samples, 6, lengths, 2, 3);
@@ -167,7 +210,7 @@ static void ties_go_to_the_lower_position_and_bin(void **state)
     const int32_t lengths[] = {5, 5, 5, 5, 5, 5}, samples[] = {3, 1, 2, 0, 5, 4};
     const int32_t want[] = {0, 1, 2, 0, 1, 2};
     int32_t bin_of[6];
-    int64_t scratch[9];
+    int64_t scratch[15];
     (void)state;
     deal_batch(bin_of, scratch, samples, 6, lengths, 3, 2);
     assert_memory_equal(bin_of, want, sizeof want);
@@ -216,6 +259,7 @@ int main(void)
         cmocka_unit_test(b10_the_order_is_a_permutation_of_seed_and_epoch),
         cmocka_unit_test(all_orders_are_equally_likely),
         cmocka_unit_test(every_sample_is_in_one_bin_with_room),
+        cmocka_unit_test(any_batch_is_dealt_by_the_rule_and_its_tokens_counted),
         cmocka_unit_test(bins_are_balanced_to_two_percent_where_slices_are_not),
         cmocka_unit_test(the_example_of_the_header_is_dealt_as_drawn),
         cmocka_unit_test(ties_go_to_the_lower_position_and_bin),

@@ -22,7 +22,7 @@ enum status sampler_init(struct sampler *s, const int32_t *lengths, int64_t coun
     size_t batch = (size_t)s->global_batch, bins = (size_t)(world_size * grad_accum);
     TRY_GOTO(st, out, mem_alloc(&s->order, sizeof *s->order * (size_t)count));
     TRY_GOTO(st, out, mem_alloc(&s->bin_of, sizeof *s->bin_of * batch));
-    TRY_GOTO(st, out, mem_alloc(&s->scratch, sizeof *s->scratch * (batch + bins)));
+    TRY_GOTO(st, out, mem_alloc(&s->scratch, sizeof *s->scratch * (batch + 3 * bins)));
 out:
     if (st != ST_OK)
         sampler_release(s);
@@ -74,14 +74,10 @@ void sampler_work(const struct sampler *s, int64_t *tokens, double *squared_leng
 
 int64_t sampler_tokens(const struct sampler *s, int micro)
 {
+    const int64_t *tokens = s->scratch + s->sample_count + (int64_t)micro * s->world_size;
     int64_t most = 0;
-    for (int rank = 0; rank < s->world_size; rank++) {
-        int64_t tokens = 0;
-        for (int64_t i = 0; i < s->sample_count; i++)
-            if (s->bin_of[i] == micro * s->world_size + rank)
-                tokens += s->lengths[s->samples[i]];
-        most = tokens > most ? tokens : most;
-    }
+    for (int rank = 0; rank < s->world_size; rank++)
+        most = tokens[rank] > most ? tokens[rank] : most;
     return most;
 }
 

@@ -23,7 +23,7 @@ struct sampler {
     int64_t epoch;    /* of the order at hand; -1: none */
     int32_t *order;   /* owned; count */
     int32_t *bin_of;  /* owned; global_batch */
-    int64_t *scratch; /* owned */
+    int64_t *scratch; /* owned; the deal's: behind sample_count entries the tokens of each bin */
     /* the step at hand */
     const int32_t *samples;
     int64_t sample_count;
