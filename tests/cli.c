@@ -4,6 +4,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -254,6 +255,22 @@ static int count_lines(const char *text, const char *with)
     return count;
 }
 
+/* The parts of the start add up, and training is behind them. */
+static void check_start(const char *summary)
+{
+    static const char *const parts[] = {"load", "config", "features", "ranks",
+                                        "plan", "memory", "weights",  "log"};
+    const char *start = strstr(summary, "\"start_s\":{");
+    double sum = 0, all;
+    assert_non_null(start);
+    all = number_in(start, "all");
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        assert_true(number_in(start, parts[i]) >= 0);
+        sum += number_in(start, parts[i]);
+    }
+    assert_true(all > 0 && fabs(all - sum) < 1e-3);
+}
+
 static void b110_b111_one_metrics_file_holds_every_step(void **state)
 {
     (void)state;
@@ -288,6 +305,7 @@ static void b110_b111_one_metrics_file_holds_every_step(void **state)
     assert_int_equal((int)number_in(text.data, "world_size"), 3);
     assert_true(number_in(text.data, "wall_s") > 0);
     assert_true(number_in(text.data, "arena") > 0);
+    check_start(text.data);
     mem_free(&text.data);
     /* The resolved configuration runs again. */
     RUN("train", "--config", path_of("out/config.yaml"), "--output-dir", path_of("again"));

@@ -73,6 +73,7 @@ struct job {
     struct fixture *f;
     const char *dir;
     enum status (*body)(struct trainer *t, const char *dir);
+    int threads; /* of a rank; 0: one */
 };
 
 static enum status rank_body(struct comm *comm, void *argument)
@@ -82,7 +83,9 @@ static enum status rank_body(struct comm *comm, void *argument)
     struct device *device = NULL;
     struct trainer trainer = {0};
     struct executor_options options = {.overlap = true};
-    TRY_GOTO(st, out, device_open(&device, DEVICE_CPU, PRECISION_FP32, 0, 1));
+    TRY_GOTO(
+        st, out,
+        device_open(&device, DEVICE_CPU, PRECISION_FP32, 0, job->threads > 0 ? job->threads : 1));
     TRY_GOTO(st, out,
              trainer_open(&trainer, &job->f->config, &job->f->data, device, comm, NULL, &options));
     if (job->body != NULL)
@@ -119,7 +122,7 @@ static void save(struct fixture *f, const char *name, int world_size, int stage)
 {
     char dir[512];
     struct ranks ranks;
-    struct job job = {f, scratch_path(&f->scratch, dir, name), weights_save};
+    struct job job = {.f = f, .dir = scratch_path(&f->scratch, dir, name), .body = weights_save};
     run_ranks(&ranks, &job, world_size, stage);
     assert_all_ok(&ranks);
 }
@@ -326,11 +329,65 @@ static int64_t bytes_read(void)
     return bytes;
 }
 
+/* Units larger than what a thread fills at a time. */
+static void any_number_of_threads_makes_and_loads_the_same_weights(void **state)
+{
+    struct fixture *f = *state;
+    f->config.model.hidden = 200;
+    f->config.model.ffn = 333;
+    start_from(f, NULL, 11);
+    save(f, "one", 1, 0);
+    for (int threads = 2; threads <= 5; threads += 3) {
+        char one[512], dir[512];
+        struct ranks ranks;
+        struct job job = {.f = f,
+                          .dir = scratch_path(&f->scratch, dir, "many"),
+                          .body = weights_save,
+                          .threads = threads};
+        run_ranks(&ranks, &job, threads == 2 ? 1 : 2, 3);
+        assert_all_ok(&ranks);
+        assert_true(is_same_model(f, "one", "many"));
+        scratch_path(&f->scratch, one, "one");
+        snprintf(f->config.model.init_from, sizeof f->config.model.init_from, "%s", one);
+        f->config.train.seed++;
+        run_ranks(&ranks, &job, 1, 0);
+        assert_all_ok(&ranks);
+        assert_true(is_same_model(f, "one", "many"));
+        start_from(f, NULL, 11);
+    }
+}
+
+static enum status fail_behind_the_first_part(void *context, int unit, float *out, int64_t first,
+                                              int64_t count)
+{
+    (void)context;
+    memset(out, 0, sizeof *out * (size_t)count);
+    return first == 0 ? ST_OK
+                      : FAIL(CORRUPT, "unit %d has no element %lld", unit, (long long)first);
+}
+
+static enum status fill_badly(struct trainer *t, const char *dir)
+{
+    (void)dir;
+    return weights_fill(t, &(struct weights_source){fail_behind_the_first_part, NULL, true});
+}
+
+static void a_source_that_fails_in_another_thread_is_an_error_with_its_cause(void **state)
+{
+    struct fixture *f = *state;
+    struct ranks ranks;
+    struct job job = {.f = f, .body = fill_badly, .threads = 4};
+    f->config.model.hidden = 200;
+    f->config.model.ffn = 333;
+    run_ranks(&ranks, &job, 1, 0);
+    ranks_assert(&ranks, 0, ST_CORRUPT, "has no element");
+}
+
 static void at_stage_3_all_ranks_together_read_the_file_once(void **state)
 {
     struct fixture *f = *state;
     struct ranks ranks;
-    struct job job = {f, NULL, NULL};
+    struct job job = {.f = f};
     struct safetensors st = {0};
     f->config.model.hidden = 66;
     f->config.model.ffn = 3001;
@@ -382,7 +439,7 @@ static void b04_loading_weights_leaves_a_fresh_optimizer(void **state)
 {
     struct fixture *f = *state;
     struct ranks ranks;
-    struct job job = {f, NULL, check_fresh_optimizer};
+    struct job job = {.f = f, .body = check_fresh_optimizer};
     save(f, "first", 1, 0);
     start_from(f, "first", 2);
     for (int stage = 0; stage <= 3; stage++) {
@@ -565,7 +622,7 @@ static void assert_load_fails(struct fixture *f, const char *name, enum status s
                               const char *message)
 {
     struct ranks ranks;
-    struct job job = {f, NULL, NULL};
+    struct job job = {.f = f};
     start_from(f, name, 2);
     run_ranks(&ranks, &job, 2, 3);
     assert_all_fail(&ranks, st, message);
@@ -639,7 +696,7 @@ static void folders_without_a_usable_model_say_what_is_wrong(void **state)
 static void try_save(struct fixture *f, const char *name, struct ranks *ranks, int world_size)
 {
     char dir[512];
-    struct job job = {f, scratch_path(&f->scratch, dir, name), weights_save};
+    struct job job = {.f = f, .dir = scratch_path(&f->scratch, dir, name), .body = weights_save};
     run_ranks(ranks, &job, world_size, 3);
 }
 
@@ -711,6 +768,8 @@ int main(void)
         TEST(distilbert_is_saved_with_its_names_and_loaded_to_the_bit),
         TEST(config_json_says_the_family_and_its_constants),
         TEST(shards_larger_than_the_staging_buffer_are_whole),
+        TEST(any_number_of_threads_makes_and_loads_the_same_weights),
+        TEST(a_source_that_fails_in_another_thread_is_an_error_with_its_cause),
         TEST(at_stage_3_all_ranks_together_read_the_file_once),
         TEST(b34_frozen_tensors_are_saved_and_loaded_too),
         TEST(b04_loading_weights_leaves_a_fresh_optimizer),

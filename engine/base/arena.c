@@ -34,7 +34,7 @@ static void count_bytes(long long bytes)
         ;
 }
 
-enum status mem_alloc(void *out, size_t bytes)
+enum status mem_alloc_raw(void *out, size_t bytes)
 {
     ASSERT(sealed == 0);
     void *p = NULL;
@@ -48,10 +48,19 @@ enum status mem_alloc(void *out, size_t bytes)
     if (block == NULL)
         return FAIL(MEMORY, "out of memory: %zu bytes", bytes);
     p = block + ARENA_ALIGN;
-    memset(p, 0, bytes);
     header_of(p)->bytes = bytes;
     count_bytes((long long)bytes);
     memcpy(out, &p, sizeof p);
+    return ST_OK;
+}
+
+enum status mem_alloc(void *out, size_t bytes)
+{
+    void *p;
+    TRY(mem_alloc_raw(out, bytes));
+    memcpy(&p, out, sizeof p);
+    if (p != NULL)
+        memset(p, 0, bytes);
     return ST_OK;
 }
 

@@ -34,6 +34,9 @@ enum { ARENA_ALIGN = 256 }; /* bytes; what cuBLASLt wants, and four cache lines 
  */
 MUST_CHECK enum status mem_alloc(void *out, size_t bytes);
 
+/** mem_alloc_raw() - the same, but its contents are not defined: the caller writes all of it. */
+MUST_CHECK enum status mem_alloc_raw(void *out, size_t bytes);
+
 /**
  * mem_grow() - make room in a growing array; doubles, keeps the contents, zero-fills the rest.
  * @array: address of the array pointer (NULL at first).

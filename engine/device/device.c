@@ -36,8 +36,11 @@ enum status device_open(struct device **out, enum device_kind kind, enum precisi
     ASSERT(local_rank >= 0);
     *out = NULL;
     if (kind == DEVICE_CUDA || (kind == DEVICE_AUTO && device_cuda_count() > 0))
-        return cuda_open(out, precision, local_rank);
-    return cpu_open(out, precision, threads);
+        TRY(cuda_open(out, precision, local_rank));
+    else
+        TRY(cpu_open(out, precision, threads));
+    (*out)->host_threads = threads;
+    return ST_OK;
 }
 
 void device_close(struct device **device)

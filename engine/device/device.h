@@ -109,6 +109,7 @@ struct device {
     int index;               /* local GPU number; 0 on the CPU */
     int threads;             /* CPU threads of this rank, >= 1 */
     struct workers *workers; /* owned; those threads (workers.h); NULL: one thread, or CUDA */
+    int host_threads;        /* that this rank may use on the host: `threads`, but for CUDA more */
     bool fixed_rows;   /* tensors have the length class's rows, not the batch's (CUDA graphs) */
     bool asynchronous; /* issuing returns before the work is done */
     bool lost;         /* see device_settle() */
@@ -133,8 +134,9 @@ struct device {
  * device_open() - open one rank's device with its streams.
  * @kind: DEVICE_CPU, DEVICE_CUDA, or DEVICE_AUTO (CUDA if built in and a GPU is visible).
  * @local_rank: which of the visible GPUs. Selected before any other CUDA call of the process.
- * @threads: of this rank on the CPU, >= 1; its own among them. The device cuts the work itself and
- * asks OpenBLAS for one thread; another CBLAS must be told so by its own environment variable.
+ * @threads: of this rank on the CPU, >= 1; its own among them. A CPU device cuts the work itself
+ * and asks OpenBLAS for one thread; another CBLAS must be told so by its own environment variable.
+ * For CUDA it only says how many a rank may start for work on the host (host_threads).
  *
  * Return: ST_OK; ST_UNSUPPORTED (CUDA asked for and not built in, no such GPU, precision not
  * possible); ST_DEVICE.

@@ -22,7 +22,7 @@ extern char *openblas_get_corename(void) __attribute__((weak));
 static enum status alloc(struct device *device, void **out, size_t bytes)
 {
     (void)device;
-    return mem_alloc(out, bytes);
+    return mem_alloc_raw(out, bytes); /* as a card's: nobody may count on what is in it */
 }
 
 static void free_memory(struct device *device, void *memory)
@@ -38,10 +38,28 @@ static enum status copy(struct stream *s, void *out, const void *in, size_t byte
     return ST_OK;
 }
 
+struct fill {
+    char *out;
+    int byte;
+    size_t bytes;
+};
+
+enum { FILL_BYTES = 1 << 20 /* of a part */ };
+
+static void fill_part(void *context, int64_t part, int worker)
+{
+    const struct fill *f = context;
+    size_t at = (size_t)part * FILL_BYTES, left = f->bytes - at;
+    (void)worker;
+    memset(f->out + at, f->byte, left < FILL_BYTES ? left : FILL_BYTES);
+}
+
+/* By all threads: whoever writes fresh memory first waits for the system to clear it. */
 static enum status fill(struct stream *s, void *out, int byte, size_t bytes)
 {
-    (void)s;
-    memset(out, byte, bytes);
+    struct fill f = {out, byte, bytes};
+    workers_run(s->device->workers, fill_part, &f,
+                (int64_t)((bytes + FILL_BYTES - 1) / FILL_BYTES));
     return ST_OK;
 }
 

@@ -68,7 +68,7 @@ static enum status load_moment(struct loader *l, const char *state, int unit, fl
 
 static enum status load_tensors(struct loader *l)
 {
-    TRY(weights_fill(l->t, &(struct weights_source){read_master, l}));
+    TRY(weights_fill(l->t, &(struct weights_source){.fill = read_master, .context = l}));
     for (int u = 0; u < l->t->setup.model.unit_count; u++) {
         struct shard_view view = executor_shard(&l->t->executor, u);
         if (view.adam_m == NULL)
@@ -142,7 +142,8 @@ static enum status load_weights(struct trainer *t, const char *path)
     TRY_GOTO(st, out, checkpoint_check_tensors(&l.file, &t->setup.model, NULL));
     TRY_GOTO(st, out, checkpoint_frozen_tensors(&l.frozen, &t->setup.model));
     TRY_GOTO(st, out, checkpoint_reader_open(&l.reader, &l.file));
-    TRY_GOTO(st, out, weights_fill(t, &(struct weights_source){read_master, &l}));
+    TRY_GOTO(st, out,
+             weights_fill(t, &(struct weights_source){.fill = read_master, .context = &l}));
     if (t->comm->rank == 0)
         log_info("checkpoint", "weights of %s, step %" PRId64, path, l.file.step);
 out:

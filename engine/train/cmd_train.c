@@ -66,6 +66,8 @@ enum status cmd_train(int argc, char **argv)
 {
     struct train_arguments args = {.trace.step = 5};
     struct run_config config;
+    struct start_times start;
+    start_times_begin(&start);
     struct option options[SHORTHANDS + OWN_OPTIONS] = {
         {.name = "config",
          .kind = OPTION_TEXT,
@@ -128,6 +130,7 @@ enum status cmd_train(int argc, char **argv)
     TRY(resolve(&config, &args));
     /* Ranks that somebody else started must be as many as were asked for; 1 is the default. */
     int ranks_asked = config.train.ranks > 1 ? (int)config.train.ranks : 0;
-    struct run_options how = {.trace = args.trace};
+    start_times_part(&start, "config");
+    struct run_options how = {.trace = args.trace, .start = &start};
     return run_launch(&config, &how, ranks_asked, argv - 1 /* main's */);
 }

@@ -189,6 +189,14 @@ static void put_bytes(struct record *rec, const char *key, const size_t bytes[CA
     record_put(rec, "}");
 }
 
+static void put_start(struct record *rec, const struct start_times *t)
+{
+    record_put(rec, ",\"start_s\":{\"all\":%.4f", start_times_all(t));
+    for (int i = 0; i < t->count; i++)
+        record_put(rec, ",\"%s\":%.4f", t->parts[i].name, t->parts[i].s);
+    record_put(rec, "}");
+}
+
 enum status metrics_finish(struct metrics *m, const struct account *account, int world_size,
                            const char *device, const char *ended)
 {
@@ -201,6 +209,8 @@ enum status metrics_finish(struct metrics *m, const struct account *account, int
     record_put(&rec, ",\"steps\":%" PRId64 ",\"skipped\":%" PRId64, m->steps, m->skipped);
     record_put(&rec, ",\"sequences\":%" PRId64 ",\"tokens\":%" PRId64, m->sequences, m->tokens);
     record_real(&rec, "wall_s", wall);
+    if (m->start.count > 0)
+        put_start(&rec, &m->start);
     record_real(&rec, "train_s", m->train_s);
     record_real(&rec, "sequences_per_s", (double)m->sequences / train_s);
     record_real(&rec, "tokens_per_s", (double)m->tokens / train_s);

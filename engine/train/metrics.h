@@ -16,6 +16,7 @@
 #include "engine/base/config.h"
 #include "engine/ops/step.h"
 #include "engine/train/metrics_log.h"
+#include "engine/train/start_times.h"
 #include "shard/account.h"
 
 C_BEGIN
@@ -65,6 +66,7 @@ struct metrics {
     int64_t epoch_count;
     struct evaluation first_eval, last_eval, best_eval;
     bool has_eval;
+    struct start_times start;      /* count is 0 where nobody asked */
     struct card_memory card;       /* all is 0 where there is no card */
     struct process_memory process; /* before is 0 where there is one */
 };

@@ -190,6 +190,9 @@ enum status run_rank(const struct rank_run *r, struct device *device, struct com
     char cause[CAUSE_BYTES];
     struct executor_options executor = r->options->executor;
     executor.overlap = r->config->train.overlap;
+    if (comm->rank == 0)
+        trainer.start = r->options->start;
+    start_times_part(trainer.start, "ranks");
     TRY_GOTO(st, out,
              trainer_open(&trainer, r->config, r->data, device, comm, r->metrics, &executor));
     if (!r->options->quiet) {

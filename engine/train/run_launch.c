@@ -25,6 +25,7 @@ static enum status run_in_threads(const struct run_config *config,
         TRY(print_resolved(config));
     TRY(interrupt_install());
     TRY_GOTO(st, out, run_data_load(&data, config, config->train.steps != 0));
+    start_times_part(options->start, "features");
     TRY_GOTO(st, out, run_local(config, &data, options, interrupt_flag()));
     if (!options->quiet)
         log_info("run", "output in %s", config->output.dir);

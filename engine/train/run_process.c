@@ -157,7 +157,9 @@ enum status run_process(const struct run_config *config, const struct launch *la
         TRY_GOTO(st, out, skip_open(&p.comm));
     if (options->wrap_comm != NULL)
         TRY_GOTO(st, out, options->wrap_comm(options->context, &p.comm));
+    start_times_part(options->start, "device");
     TRY_GOTO(st, out, run_data_load(&data, config, config->train.steps != 0));
+    start_times_part(options->start, "features");
     if (speaks)
         TRY_GOTO(st, out, metrics_open(&metrics, config));
     struct rank_run run = {config, &data, options, signal_flag, speaks ? &metrics : NULL};

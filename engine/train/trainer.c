@@ -195,6 +195,7 @@ enum status trainer_open(struct trainer *t, const struct run_config *config,
     TRY(plan_run(t));
     TRY(process_grown(t)); /* the others wait in compare_ranks() for rank 0 */
     TRY(compare_ranks(t));
+    start_times_part(t->start, "plan");
     TRY(card_grown(t, &t->card.communicator));
     struct optim_hyper hyper = hyper_of(config, t->total_steps);
     TRY(executor_open(&t->executor, device, comm, &t->setup.model, &t->setup.layout, &t->plan,
@@ -203,20 +204,28 @@ enum status trainer_open(struct trainer *t, const struct run_config *config,
     name_windows(t);
     TRY(open_slots(t));
     TRY(evaluator_open(&t->evaluator, t));
+    start_times_part(t->start, "memory");
 #ifdef TESSERA_CUDA
     if (device->fixed_rows)
         products_open(t);
 #endif
-    if (device->fixed_rows)
+    if (device->fixed_rows) {
         TRY(capture_rehearse(t));
+        start_times_part(t->start, "kernels");
+    }
     TRY(fill_weights(t));
+    start_times_part(t->start, "weights");
 #ifdef TESSERA_CUDA
     if (device->fixed_rows)
         TRY(products_plan(t));
 #endif
+    if (device->fixed_rows)
+        start_times_part(t->start, "products");
     TRY(card_grown(t, &t->card.set_up));
     if (device->fixed_rows && config->train.graphs && t->total_steps > 0)
         TRY(capture_steps(t));
+    if (device->fixed_rows)
+        start_times_part(t->start, "graphs");
     TRY(card_grown(t, &t->card.graphs));
     TRY(checkpointer_open(&t->checkpointer, t));
     log_card(&t->card);
@@ -532,6 +541,10 @@ enum status trainer_run(struct trainer *t, const volatile int *signal_flag)
                                          .dtype = t->device->param_dtype,
                                          .account = &t->account,
                                      }));
+    start_times_part(t->start, "log");
+    start_times_log(t->start);
+    if (t->metrics != NULL && t->start != NULL)
+        t->metrics->start = *t->start;
     enum status st = run_all(t);
     if (t->metrics != NULL)
         t->metrics->card = t->card;

@@ -17,6 +17,7 @@
 #include "engine/train/run_data.h"
 #include "engine/train/sampler.h"
 #include "engine/train/setup.h"
+#include "engine/train/start_times.h"
 
 C_BEGIN
 
@@ -38,7 +39,8 @@ struct trainer {
     const struct run_data *data;
     struct device *device;
     struct comm *comm;
-    struct metrics *metrics; /* rank 0's; NULL on the others */
+    struct metrics *metrics;   /* rank 0's; NULL on the others */
+    struct start_times *start; /* borrowed, or NULL; set before trainer_open() */
     struct setup setup;
     struct plan plan;
     struct account account;

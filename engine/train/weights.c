@@ -1,9 +1,12 @@
 #include "engine/train/weights.h"
 
+#include <stdatomic.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "engine/base/log.h"
 #include "engine/base/text.h"
+#include "engine/device/workers.h"
 #include "engine/train/weights_folder.h"
 
 /* ---- ranges of flat parameters --------------------------------------------------------------- */
@@ -33,21 +36,65 @@ enum status weights_each_part(const struct model *m, int unit, int64_t first, in
 
 /* ---- filling in ------------------------------------------------------------------------------ */
 
-enum { STAGING_NUMEL = 1 << 18 };
+enum { STAGING_NUMEL = 1 << 18 /* for each thread */, PART_NUMEL = 1 << 16, MOST_THREADS = 16 };
+
+/* Where the numbers come from, and on their way into device memory. */
+struct filler {
+    const struct weights_source *source; /* borrowed, as the workers */
+    struct workers *workers;             /* NULL: this thread alone */
+    float *staging;                      /* owned; NULL: device memory is the host's */
+    int64_t staging_numel;
+    /* The range at hand; the first part that fails says why. */
+    int unit;
+    float *out;
+    int64_t first, count;
+    atomic_flag failed;
+    enum status st;
+    char message[2048];
+};
+
+static void fill_part(void *context, int64_t part, int worker)
+{
+    struct filler *f = context;
+    int64_t at = part * PART_NUMEL, left = f->count - at;
+    (void)worker;
+    enum status st = f->source->fill(f->source->context, f->unit, f->out + at, f->first + at,
+                                     left < PART_NUMEL ? left : PART_NUMEL);
+    if (st == ST_OK || atomic_flag_test_and_set(&f->failed))
+        return;
+    f->st = st;
+    snprintf(f->message, sizeof f->message, "%s", status_message());
+}
+
+/* Elements [first, first + count) of a unit, into host memory. */
+static enum status fill_host(struct filler *f, int unit, float *out, int64_t first, int64_t count)
+{
+    if (f->workers == NULL)
+        return f->source->fill(f->source->context, unit, out, first, count);
+    f->unit = unit;
+    f->out = out;
+    f->first = first;
+    f->count = count;
+    workers_run(f->workers, fill_part, f, (count + PART_NUMEL - 1) / PART_NUMEL);
+    if (f->st != ST_OK)
+        status_set_message(f->message);
+    return f->st;
+}
 
 /* Elements [first, first + count) of a unit: to fp32 device memory, or through the workspace to
  * parameters of another dtype. */
-static enum status fill_range(struct trainer *t, const struct weights_source *source, int unit,
-                              int64_t first, int64_t count, float *master, void *param,
-                              float *staging, int64_t staging_numel)
+static enum status fill_range(struct trainer *t, struct filler *f, int unit, int64_t first,
+                              int64_t count, float *master, void *param)
 {
     struct stream *s = &t->device->streams[STREAM_COMPUTE];
     size_t param_bytes = dtype_bytes(t->device->param_dtype);
-    for (int64_t done = 0; done < count; done += staging_numel) {
-        int64_t n = count - done < staging_numel ? count - done : staging_numel;
-        TRY(source->fill(source->context, unit, staging, first + done, n));
+    if (f->staging == NULL)
+        return fill_host(f, unit, master, first, count);
+    for (int64_t done = 0; done < count; done += f->staging_numel) {
+        int64_t n = count - done < f->staging_numel ? count - done : f->staging_numel;
+        TRY(fill_host(f, unit, f->staging, first + done, n));
         float *fp32 = master != NULL ? master + done : s->workspace;
-        TRY(device_copy(s, fp32, staging, sizeof *staging * (size_t)n));
+        TRY(device_copy(s, fp32, f->staging, sizeof *f->staging * (size_t)n));
         if (param != NULL)
             TRY(op_cast(
                 s, tensor_1d((char *)param + (size_t)done * param_bytes, t->device->param_dtype, n),
@@ -57,36 +104,54 @@ static enum status fill_range(struct trainer *t, const struct weights_source *so
     return ST_OK;
 }
 
-static enum status fill_unit(struct trainer *t, const struct weights_source *source, int unit,
-                             float *staging, int64_t staging_numel)
+static enum status fill_unit(struct trainer *t, struct filler *f, int unit)
 {
     struct shard_view view = executor_shard(&t->executor, unit);
     const struct layout_unit *u = &t->setup.layout.units[unit];
     bool master_is_param = t->device->param_dtype == DTYPE_F32;
     if (view.param_whole != NULL && master_is_param)
-        return fill_range(t, source, unit, 0, u->padded_numel, view.param_whole, NULL, staging,
-                          staging_numel);
-    TRY(fill_range(t, source, unit, t->comm->rank * u->shard_numel, view.numel, view.master,
-                   master_is_param ? NULL : view.param_shard, staging, staging_numel));
+        return fill_range(t, f, unit, 0, u->padded_numel, view.param_whole, NULL);
+    TRY(fill_range(t, f, unit, t->comm->rank * u->shard_numel, view.numel, view.master,
+                   master_is_param ? NULL : view.param_shard));
     if (view.param_whole != NULL)
-        TRY(fill_range(t, source, unit, 0, u->padded_numel, view.master_whole, view.param_whole,
-                       staging, staging_numel));
+        TRY(fill_range(t, f, unit, 0, u->padded_numel, view.master_whole, view.param_whole));
     return ST_OK;
+}
+
+static int fill_threads(const struct trainer *t, const struct weights_source *source)
+{
+    if (!source->from_any_thread)
+        return 1;
+    return t->device->host_threads < MOST_THREADS ? t->device->host_threads : MOST_THREADS;
 }
 
 enum status weights_fill(struct trainer *t, const struct weights_source *source)
 {
     enum status st = ST_OK;
-    float *staging = NULL;
+    struct workers *own = NULL;
+    struct filler *f = NULL;
     const struct stream *s = &t->device->streams[STREAM_COMPUTE];
-    int64_t room = (int64_t)(s->workspace_bytes / sizeof *staging);
+    int64_t room = (int64_t)(s->workspace_bytes / sizeof *f->staging);
     bool through_workspace = t->device->param_dtype != DTYPE_F32;
-    int64_t numel = room < STAGING_NUMEL && through_workspace ? room : STAGING_NUMEL;
-    TRY(mem_alloc(&staging, sizeof *staging * (size_t)numel));
+    bool on_card = t->device->library != NULL;
+    int threads = fill_threads(t, source);
+    TRY(mem_alloc(&f, sizeof *f));
+    f->source = source;
+    f->staging_numel = (int64_t)threads * STAGING_NUMEL;
+    if (through_workspace && f->staging_numel > room)
+        f->staging_numel = room;
+    if (on_card)
+        TRY_GOTO(st, out, mem_alloc(&f->staging, sizeof *f->staging * (size_t)f->staging_numel));
+    if (t->device->workers == NULL)
+        TRY_GOTO(st, out, workers_open(&own, threads));
+    if (threads > 1)
+        f->workers = own != NULL ? own : t->device->workers;
     for (int u = 0; u < t->setup.model.unit_count; u++)
-        TRY_GOTO(st, out, fill_unit(t, source, u, staging, numel));
+        TRY_GOTO(st, out, fill_unit(t, f, u));
 out:
-    mem_free(&staging);
+    workers_close(&own);
+    mem_free(&f->staging);
+    mem_free(&f);
     return st;
 }
 
@@ -99,7 +164,7 @@ static enum status random_range(void *context, int unit, float *out, int64_t fir
 
 enum status weights_init(struct trainer *t)
 {
-    return weights_fill(t, &(struct weights_source){random_range, t});
+    return weights_fill(t, &(struct weights_source){random_range, t, true});
 }
 
 /* ---- from a model folder --------------------------------------------------------------------- */
@@ -135,7 +200,7 @@ static enum status load(struct trainer *t, const char *dir, struct fates *fates)
     TRY_GOTO(st, out, weights_folder_open(&f, &t->setup.model, t->config, dir, note_fate, fates));
     if (t->comm->rank == 0)
         log_fates(fates, f.files.path);
-    TRY_GOTO(st, out, weights_fill(t, &(struct weights_source){load_range, &f}));
+    TRY_GOTO(st, out, weights_fill(t, &(struct weights_source){load_range, &f, true}));
     if (t->comm->rank == 0)
         log_info("weights", "loaded %s", f.files.path);
 out:

@@ -35,9 +35,15 @@ weights_each_part(const struct model *m, int unit, int64_t first, int64_t count,
 struct weights_source {
     enum status (*fill)(void *context, int unit, float *out, int64_t first, int64_t count);
     void *context;
+    bool from_any_thread; /* and several ranges at once */
 };
 
-/** weights_fill() - set this rank's master weights and parameters from a source. Not collective. */
+/**
+ * weights_fill() - set this rank's master weights and parameters from a source. Not collective.
+ *
+ * A source that may be asked from any thread is asked from all of this rank's host threads
+ * (device.h); where the device has no workers, as a card, they live for this call.
+ */
 MUST_CHECK enum status weights_fill(struct trainer *t, const struct weights_source *source);
 
 /** weights_init() - random initial weights (model_init_range()). Not collective. */
