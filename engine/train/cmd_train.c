@@ -27,13 +27,14 @@ static const struct shorthand shorthands[] = {
     {"resume", "checkpoint.resume", "latest|DIR", "go on from a checkpoint"},
 };
 
-enum { SHORTHANDS = sizeof shorthands / sizeof *shorthands, OWN_OPTIONS = 7 };
+enum { SHORTHANDS = sizeof shorthands / sizeof *shorthands, OWN_OPTIONS = 8 };
 
 struct train_arguments {
     const char *config;
     struct option_list sets;
     bool padded, resume_or_start, export_best;
     struct trace_request trace;
+    int64_t profile_steps;
     const char *values[SHORTHANDS];
 };
 
@@ -103,6 +104,13 @@ enum status cmd_train(int argc, char **argv)
          .help = "which step (5; the last one if there are fewer)",
          .min = 1,
          .max = 1e15},
+        {.name = "profile",
+         .kind = OPTION_INT,
+         .value = &args.profile_steps,
+         .metavar = "N",
+         .help = "N steps after a warm-up op by op: a table, and OUTPUT/profile.json",
+         .min = 1,
+         .max = 1e15},
     };
     for (int i = 0; i < SHORTHANDS; i++)
         options[OWN_OPTIONS + i] = (struct option){.name = shorthands[i].option,
@@ -131,6 +139,7 @@ enum status cmd_train(int argc, char **argv)
     /* Ranks that somebody else started must be as many as were asked for; 1 is the default. */
     int ranks_asked = config.train.ranks > 1 ? (int)config.train.ranks : 0;
     start_times_part(&start, "config");
-    struct run_options how = {.trace = args.trace, .start = &start};
+    struct run_options how = {
+        .trace = args.trace, .profile_steps = args.profile_steps, .start = &start};
     return run_launch(&config, &how, ranks_asked, argv - 1 /* main's */);
 }

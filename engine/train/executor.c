@@ -454,7 +454,7 @@ static int64_t piece_rows(const struct turn *t, int first, int end)
 static struct captured *find_captured(const struct turn *t, int first, int end, bool traced)
 {
     int64_t rows = piece_rows(t, first, end);
-    for (size_t i = 0; i < t->ex->captured_count; i++) {
+    for (size_t i = 0; i < t->ex->captured_count && !t->ex->issue_all; i++) {
         struct captured *c = &t->ex->captured[i];
         if (c->kind == t->program->kind && c->first == first && c->rows == rows &&
             c->traced == traced)

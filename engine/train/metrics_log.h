@@ -71,7 +71,7 @@ MUST_CHECK enum status metrics_log_close(struct metrics_log *log);
 
 /* JSON by hand: records of numbers, nothing allocated in a step. */
 struct record {
-    char text[4096];
+    char text[8192];
     size_t used;
 };
 

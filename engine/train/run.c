@@ -141,6 +141,18 @@ static enum status save_model(struct trainer *t, enum status st)
     return st;
 }
 
+/* Of what there is, also when a signal ended it. */
+static enum status report_profile(const struct trainer *t, enum status st)
+{
+    char path[1200];
+    if (t->metrics == NULL || t->profile == NULL || (st != ST_OK && st != ST_INTERRUPTED))
+        return st;
+    TRY(path_join(path, sizeof path, t->config->output.dir, "profile.json"));
+    TRY(op_profile_write(t->profile, path));
+    op_profile_print(t->profile);
+    return st;
+}
+
 /* Launchers end all processes once one has ended with a signal's exit code, so none leaves before
  * rank 0 has written what there is. */
 static enum status leave_together(struct comm *comm, enum status st)
@@ -202,6 +214,7 @@ enum status run_rank(const struct rank_run *r, struct device *device, struct com
     if (r->metrics != NULL)
         TRY_GOTO(st, out, plan_json_write(&trainer));
     TRY_GOTO(st, out, trainer_trace(&trainer, &r->options->trace));
+    TRY_GOTO(st, out, trainer_profile(&trainer, r->options->profile_steps));
     if (r->options->at_start != NULL)
         r->options->at_start(r->options->context, &trainer);
     trainer.signal_flag = r->signal_flag;
@@ -211,7 +224,7 @@ enum status run_rank(const struct rank_run *r, struct device *device, struct com
         interrupt_adopt(trainer.signal); /* the exit code says so, whichever rank it was */
     if (!r->options->quiet)
         st = save_model(&trainer, st);
-    st = leave_together(comm, finish(&trainer, st));
+    st = leave_together(comm, report_profile(&trainer, finish(&trainer, st)));
     if (st == ST_OK && r->options->at_end != NULL)
         r->options->at_end(r->options->context, &trainer);
 out:

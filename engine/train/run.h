@@ -17,6 +17,7 @@ struct run_options {
     struct executor_options executor; /* its on_instr gets `context` */
     bool quiet;                       /* no banner, no output folder */
     struct trace_request trace;       /* path NULL: none */
+    int64_t profile_steps;            /* 0: none; rank 0 prints and writes what it found */
     struct start_times *start;        /* borrowed; rank 0 adds to it; NULL: nobody asks */
     /* Put something around a rank's communicator, as comm/fault.h does; for tests. */
     enum status (*wrap_comm)(void *context, struct comm **comm);

@@ -251,6 +251,8 @@ void trainer_close(struct trainer *t)
 #endif
     checkpointer_close(&t->checkpointer);
     trace_close(&t->trace);
+    op_profile_close(&t->profile);
+    mem_free(&t->squared);
     evaluator_close(&t->evaluator, t);
     mem_free(&t->micro);
     mem_free(&t->picked);
@@ -311,6 +313,60 @@ static enum status run_traced(struct trainer *t, int64_t step, int64_t tokens)
     return ST_OK;
 }
 
+enum status trainer_profile(struct trainer *t, int64_t steps)
+{
+    enum { WARM_UP = 2, OPS_OF_INSTR = 64 /* a block's backward has about 20 */ };
+    int64_t left = t->total_steps - t->first_step;
+    if (steps == 0)
+        return ST_OK;
+    if (left < 1)
+        return FAIL(INVALID, "--profile: this run has no training steps");
+    t->profile_steps = steps < left ? steps : left;
+    TRY(mem_alloc(&t->squared, sizeof *t->squared * (size_t)t->config->train.grad_accum));
+    TRY(op_profile_open(&t->profile, t->device,
+                        t->plan.programs[PROGRAM_STEP].instr_count * OPS_OF_INSTR));
+    int64_t warm_up = left - t->profile_steps < WARM_UP ? left - t->profile_steps : WARM_UP;
+    t->profile->first_step = t->first_step + warm_up;
+    return ST_OK;
+}
+
+/* This rank's part of a step's work; its micro-batches' sums of squared lengths in t->squared. */
+static double rank_flops(struct trainer *t)
+{
+    int64_t tokens = 0;
+    double squared = 0;
+    for (int m = 0; m < t->config->train.grad_accum; m++) {
+        int64_t count = sampler_take(&t->sampler, t->comm->rank, m, t->picked);
+        t->squared[m] = 0;
+        for (int64_t i = 0; i < count; i++) {
+            int64_t length = t->sampler.lengths[t->picked[i]];
+            tokens += length;
+            t->squared[m] += (double)length * (double)length;
+        }
+        squared += t->squared[m];
+    }
+    return model_step_flops(&t->setup.model, tokens, squared);
+}
+
+static enum status run_profiled(struct trainer *t)
+{
+    double flops = rank_flops(t);
+    TRY(stream_sync(&t->device->streams[STREAM_COMPUTE]));
+    TRY(op_profile_begin(t->profile, t->micro, t->squared));
+    t->executor.issue_all = true;
+    enum status st = executor_run(&t->executor, PROGRAM_STEP, t->micro, NULL);
+    t->executor.issue_all = false;
+    enum status ended = op_profile_end(t->profile, flops);
+    TRY(st);
+    return ended;
+}
+
+static bool is_profiled(const struct trainer *t, int64_t step)
+{
+    const struct op_profile *p = t->profile;
+    return p != NULL && step >= p->first_step && step < p->first_step + t->profile_steps;
+}
+
 static double step_flops(const struct trainer *t)
 {
     int64_t tokens;
@@ -344,6 +400,8 @@ static enum status issue_step(struct trainer *t, int64_t step, int signal)
                     t->setup.spec.batch_bytes));
     if (t->trace != NULL && step == t->trace_step)
         TRY(run_traced(t, step, tokens));
+    else if (is_profiled(t, step))
+        TRY(run_profiled(t));
     else
         TRY(executor_run(&t->executor, PROGRAM_STEP, t->micro, NULL));
     TRY(device_copy(s, slot->result, state, sizeof *slot->result));

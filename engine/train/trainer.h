@@ -14,6 +14,7 @@
 #include "engine/ops/gemm_table.h"
 #include "engine/train/executor.h"
 #include "engine/train/metrics.h"
+#include "engine/train/op_profile.h"
 #include "engine/train/run_data.h"
 #include "engine/train/sampler.h"
 #include "engine/train/setup.h"
@@ -59,7 +60,10 @@ struct trainer {
     struct gemm_table gemm_plan; /* owned; engine/train/products.h; no card: there is none */
     struct trace *trace;         /* owned; NULL: no step is traced */
     const char *trace_path;
-    int64_t trace_step; /* counted from 0 */
+    int64_t trace_step;         /* counted from 0 */
+    struct op_profile *profile; /* owned; NULL: no step is profiled */
+    int64_t profile_steps;      /* how many */
+    double *squared;            /* owned; grad_accum; see op_profile_begin() */
     int skipped_in_row;
     const volatile int *signal_flag; /* borrowed, may be NULL: trainer_run()'s */
     int stop;                        /* STOP_ bits that all ranks agreed on */
@@ -100,6 +104,15 @@ MUST_CHECK enum status trainer_run(struct trainer *t, const volatile int *signal
  * Return: ST_OK, also when nothing is asked for; ST_INVALID without training steps.
  */
 MUST_CHECK enum status trainer_trace(struct trainer *t, const struct trace_request *request);
+
+/**
+ * trainer_profile() - before trainer_run(): profile @steps steps op by op (engine/train/op_profile.h),
+ * from the third on, or as late as they fit. They begin on an idle device and the host waits for
+ * their end. Results stay as they are. All ranks profile; trainer->profile has what was found.
+ *
+ * Return: ST_OK, also with @steps 0; ST_INVALID without training steps; errors of measuring.
+ */
+MUST_CHECK enum status trainer_profile(struct trainer *t, int64_t steps);
 
 /** trainer_share() - rank 0's @bytes at @data to all ranks, between steps. ST_COMM; ST_MEMORY. */
 MUST_CHECK enum status trainer_share(const struct trainer *t, void *data, size_t bytes);
