@@ -29,16 +29,61 @@ static enum role whole_role(const struct instr *in)
     }
 }
 
-static double ring_seconds(const struct program *p, const struct instr *in,
-                           const struct simulate_rates *rates, int world_size)
+static bool gathers(const struct instr *in)
 {
-    const struct operand *whole = program_operand(in, whole_role(in));
-    double share = (double)p->buffers[whole->buffer].bytes / world_size;
-    return (world_size - 1) * (rates->hop_seconds + share / rates->link_per_second);
+    return in->op != OP_REDUCE;
 }
 
-static double memory_seconds(const struct program *p, const struct instr *in,
-                             const struct simulate_rates *rates, int world_size)
+static double link_per_second(const struct simulate_link *link, bool gather)
+{
+    return gather ? link->gather_per_second : link->reduce_per_second;
+}
+
+/* What passes from neighbour to neighbour: as fast as the slowest link. */
+static double ring_per_second(const struct simulate_rates *rates, struct simulate_world w,
+                              bool gather)
+{
+    double near = link_per_second(&rates->near, gather);
+    double far = w.ranks / w.nodes * link_per_second(&rates->far, gather);
+    if (w.nodes == 1)
+        return near;
+    return w.ranks == w.nodes || far < near ? far : near;
+}
+
+/* The sum of shares over the groups of hybrid sharding: to the owners of its parts and back. */
+static double replica_seconds(const struct simulate_rates *rates, double share, int replicas)
+{
+    double part = share / replicas;
+    return (replicas - 1) *
+           (2 * rates->far.hop_seconds +
+            part * (1 / rates->far.reduce_per_second + 1 / rates->far.gather_per_second));
+}
+
+static double ring_seconds(const struct program *p, const struct instr *in,
+                           const struct simulate_rates *rates, struct simulate_world w)
+{
+    const struct operand *whole = program_operand(in, whole_role(in));
+    double share = (double)p->buffers[whole->buffer].bytes / w.ranks;
+    if (w.ranks * w.replicas == 1)
+        return 0;
+    double seconds = rates->call_seconds;
+    if (w.ranks > 1)
+        seconds += (w.ranks - w.nodes) * rates->near.hop_seconds +
+                   (w.nodes - 1) * rates->far.hop_seconds +
+                   (w.ranks - 1) * share / ring_per_second(rates, w, gathers(in));
+    if (w.replicas > 1 && in->op == OP_REDUCE)
+        seconds += replica_seconds(rates, share, w.replicas);
+    return seconds;
+}
+
+static double pass_seconds(const struct pass_work *work, const struct simulate_rates *rates)
+{
+    return work->product_flops / rates->product_flops_per_second +
+           work->attention_flops / rates->attention_flops_per_second +
+           work->bytes / rates->elementwise_per_second + work->kernels * rates->launch_seconds;
+}
+
+static double moved_bytes(const struct program *p, const struct instr *in, int world_size)
 {
     double bytes = 0;
     for (int k = 0; k < in->operand_count; k++) {
@@ -47,22 +92,20 @@ static double memory_seconds(const struct program *p, const struct instr *in,
         if (o->role != ROLE_WORKSPACE) /* of which it needs a part, small beside the rest */
             bytes += passes * operand_bytes(p, o, world_size);
     }
-    return bytes / rates->memory_per_second;
+    return bytes;
 }
 
 double simulate_seconds(const struct program *p, const struct instr *in,
-                        const struct simulate_rates *rates, int world_size)
+                        const struct simulate_rates *rates, struct simulate_world world)
 {
-    double work = 0;
+    if (in->op == OP_FORWARD || in->op == OP_RECOMPUTE)
+        return pass_seconds(&rates->units[in->unit].forward, rates);
+    if (in->op == OP_BACKWARD)
+        return pass_seconds(&rates->units[in->unit].backward, rates);
     if (simulate_is_collective(in->op))
-        work = ring_seconds(p, in, rates, world_size);
-    else if (in->op == OP_FORWARD || in->op == OP_RECOMPUTE)
-        work = rates->units[in->unit].forward_flops / rates->flops_per_second;
-    else if (in->op == OP_BACKWARD)
-        work = rates->units[in->unit].backward_flops / rates->flops_per_second;
-    else
-        work = memory_seconds(p, in, rates, world_size);
-    return rates->launch_seconds + work;
+        return rates->launch_seconds + ring_seconds(p, in, rates, world);
+    double per_second = in->op == OP_UPDATE ? rates->update_per_second : rates->memory_per_second;
+    return rates->launch_seconds + moved_bytes(p, in, world.ranks) / per_second;
 }
 
 /* ---- the time line ---- */
@@ -143,8 +186,8 @@ static bool advance(struct line *l, struct simulate_result *result, double slow_
     double stretch[PROGRAM_STREAMS], step = 0;
     bool first = true;
     for (int s = 0; s < PROGRAM_STREAMS; s++) {
-        bool slowed = collectives > 0 && !runs_collective(l, &l->lanes[s]);
-        stretch[s] = slowed ? 1 + slow_down : 1;
+        bool collective = runs_collective(l, &l->lanes[s]);
+        stretch[s] = collective ? 1 : others * (collectives > 0 ? 1 + slow_down : 1);
         if (l->lanes[s].running != IDLE && (first || l->lanes[s].left * stretch[s] < step)) {
             step = l->lanes[s].left * stretch[s];
             first = false;
@@ -189,8 +232,22 @@ void simulate_run(struct simulate_result *result, struct simulate_span *spans,
     result->seconds = l.now;
 }
 
+void simulate_in_order(struct simulate_result *result, struct simulate_span *spans,
+                       const struct program *p, const double *seconds)
+{
+    *result = (struct simulate_result){0};
+    for (int i = 0; i < p->instr_count; i++) {
+        bool collective = simulate_is_collective(p->instrs[i].op);
+        spans[i] = (struct simulate_span){result->seconds, result->seconds + seconds[i]};
+        result->seconds = spans[i].end;
+        result->busy[p->instrs[i].stream] += seconds[i];
+        *(collective ? &result->collective_seconds : &result->compute_seconds) += seconds[i];
+    }
+    result->exposed_seconds = result->collective_seconds;
+}
+
 enum status simulate_program(struct simulate_result *result, const struct program *p,
-                             const struct simulate_rates *rates, int world_size)
+                             const struct simulate_rates *rates, struct simulate_world world)
 {
     enum status st = ST_OK;
     double *seconds = NULL;
@@ -198,8 +255,11 @@ enum status simulate_program(struct simulate_result *result, const struct progra
     TRY_GOTO(st, out, mem_alloc(&seconds, sizeof *seconds * (size_t)p->instr_count));
     TRY_GOTO(st, out, mem_alloc(&spans, sizeof *spans * (size_t)p->instr_count));
     for (int i = 0; i < p->instr_count; i++)
-        seconds[i] = simulate_seconds(p, &p->instrs[i], rates, world_size);
-    simulate_run(result, spans, p, seconds, rates->slow_down);
+        seconds[i] = simulate_seconds(p, &p->instrs[i], rates, world);
+    if (rates->in_order)
+        simulate_in_order(result, spans, p, seconds);
+    else
+        simulate_run(result, spans, p, seconds, rates->slow_down);
 out:
     mem_free(&spans);
     mem_free(&seconds);

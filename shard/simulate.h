@@ -2,37 +2,65 @@
  * shard/simulate.h - the time line of a step program, from given rates, for any world size.
  *
  * Each stream runs its instructions in order; an instruction begins when the one before it on its
- * stream and all that it waits for have ended. While a collective runs beside them, all other
- * instructions progress at 1 / (1 + slow_down): a collective takes cores or SMs and memory
- * bandwidth from compute. Collectives keep their speed.
+ * stream and all that it waits for have ended. Instructions that are no collectives share the
+ * device: k of them beside each other progress at 1 / k. (An UPDATE under a FORWARD is so not free;
+ * on GPUs it gained nothing, bench/RESULTS.md.) While a collective runs beside them, they progress
+ * at 1 / (1 + slow_down) of that: a collective takes cores or SMs and memory bandwidth from
+ * compute. Collectives keep their speed.
  *
  *     compute   [ forward 0 ][ forward 1   ][ backward 1 ]......[ backward 0 ]
  *     gather    [ gather 1 ]
  *     reduce                                             [ reduce 1 ]
  *                                                        ^^^^^^ exposed: nothing computes beside it
  *
- * Collectives are rings: N - 1 hops, each of the latency and one shard over the link. Pure
- * arithmetic on one rank's program, which is every rank's: ranks are taken to be equally fast.
+ * The ranks of a CPU are one thread each, which runs all streams' instructions in program order:
+ * simulate_in_order(). Nothing is hidden there.
+ *
+ * A collective is a ring over the N ranks that share a flat parameter of S bytes, on M nodes: N - 1
+ * hops, of which M - 1 cross from node to node, and (N - 1) / N S bytes over the slowest link. A
+ * node's ranks send through their links together, so rings cross at N / M times a rank's rate:
+ *
+ *     seconds = call + (N - M) near hop + (M - 1) far hop + (N - 1) / N S / min(near, N / M far)
+ *
+ * Hybrid sharding: R such groups, one a node, each with the whole model. REDUCE then sums a rank's
+ * shard over its R peers in the other nodes, in a ring of its own:
+ *
+ *     seconds += 2 (R - 1) far hop + 2 (R - 1) / R S / N / far
+ *
+ * (M = 1 in this case.) Pure arithmetic on one rank's program, which is every rank's: ranks are
+ * taken to be equally fast. Ring terms: Patarasuk and Yuan, J. Parallel Distrib. Comput. 69 (2009).
  */
 #ifndef SHARD_SIMULATE_H
 #define SHARD_SIMULATE_H
 
+#include "engine/base/work.h"
 #include "shard/program.h"
 
 C_BEGIN
 
-struct unit_work {
-    double forward_flops, backward_flops; /* of one micro-batch on one rank */
+struct simulate_link {
+    double hop_seconds;                          /* latency of a hop */
+    double gather_per_second, reduce_per_second; /* bytes that a rank sends; 0: there is no link */
 };
 
 struct simulate_rates {
     const struct unit_work *units; /* by unit */
-    double flops_per_second;       /* that FORWARD, RECOMPUTE and BACKWARD reach */
-    double memory_per_second;      /* bytes: the others read and write their operands once */
-    double launch_seconds;         /* that each instruction takes beside its work */
-    double link_per_second;        /* bytes that a rank sends */
-    double hop_seconds;            /* latency of a hop */
-    double slow_down;              /* >= 0 */
+    double product_flops_per_second, attention_flops_per_second;
+    double elementwise_per_second;  /* bytes of FORWARD and BACKWARD that are no products */
+    double update_per_second;       /* bytes that UPDATE reads and writes */
+    double memory_per_second;       /* bytes of the others: they read and write operands once */
+    double launch_seconds;          /* that each kernel takes beside its work */
+    double call_seconds;            /* that each collective takes beside its hops */
+    struct simulate_link near, far; /* within a node; between nodes, of a rank alone */
+    double slow_down;               /* >= 0 */
+    bool in_order;                  /* a CPU rank: simulate_in_order() */
+};
+
+/* Who takes part. */
+struct simulate_world {
+    int ranks;    /* that share a flat parameter: the program's world size */
+    int nodes;    /* that they are spread over, equally */
+    int replicas; /* hybrid sharding: groups of so many ranks; else 1 */
 };
 
 struct simulate_span {
@@ -52,7 +80,7 @@ bool simulate_is_collective(enum program_op op);
 
 /** simulate_seconds() - what one instruction takes with nothing beside it. */
 double simulate_seconds(const struct program *p, const struct instr *in,
-                        const struct simulate_rates *rates, int world_size);
+                        const struct simulate_rates *rates, struct simulate_world world);
 
 /**
  * simulate_run() - the time line of one turn.
@@ -64,9 +92,14 @@ double simulate_seconds(const struct program *p, const struct instr *in,
 void simulate_run(struct simulate_result *result, struct simulate_span *spans,
                   const struct program *p, const double *seconds, double slow_down);
 
-/** simulate_program() - simulate_seconds() and simulate_run(). Return: ST_OK; ST_MEMORY. */
+/** simulate_in_order() - the same on a rank that does one instruction after the other. */
+void simulate_in_order(struct simulate_result *result, struct simulate_span *spans,
+                       const struct program *p, const double *seconds);
+
+/** simulate_program() - simulate_seconds() and one of the two. Return: ST_OK; ST_MEMORY. */
 MUST_CHECK enum status simulate_program(struct simulate_result *result, const struct program *p,
-                                        const struct simulate_rates *rates, int world_size);
+                                        const struct simulate_rates *rates,
+                                        struct simulate_world world);
 
 C_END
 

@@ -14,6 +14,18 @@ void encoder_whole(struct model_builder *b, const char *layer, const char *kind,
     builder_whole(b, name, rows, columns, init, columns > 0);
 }
 
+/* Bytes of @columns elements for each token. */
+static double token_bytes(const struct model *m, struct batch_size size, int64_t columns)
+{
+    return size.tokens * (double)(columns * (int64_t)dtype_bytes(m->param_dtype));
+}
+
+/* Of the whole flat gradient, which BACKWARD writes. */
+static double grad_bytes(const struct model *m, const struct model_unit *u)
+{
+    return (double)(model_unit_numel(m, (int)(u - m->units)) * (int64_t)sizeof(float));
+}
+
 /* ---- word table ------------------------------------------------------------------------------ */
 
 static int64_t word_first_row(const struct model *m, const struct model_unit *u)
@@ -45,6 +57,14 @@ static enum status word_backward(const struct model *m, const struct model_unit 
     return ST_OK;
 }
 
+static struct unit_work word_work(const struct model *m, const struct model_unit *u,
+                                  struct batch_size size)
+{
+    double rows = token_bytes(m, size, m->dims.hidden);
+    return (struct unit_work){.forward = {.bytes = 2 * rows, .kernels = 1},
+                              .backward = {.bytes = 2 * rows + grad_bytes(m, u), .kernels = 2}};
+}
+
 static void word_units(struct model_builder *b, const struct encoder_family *f,
                        int64_t max_unit_numel, int slot)
 {
@@ -66,6 +86,7 @@ static void word_units(struct model_builder *b, const struct encoder_family *f,
                                          .saved_bytes = no_bytes,
                                          .forward_scratch_bytes = no_bytes,
                                          .backward_scratch_bytes = no_bytes,
+                                         .work = word_work,
                                          .forward = word_forward,
                                          .backward = word_backward});
         if (rows == m->dims.vocab)
@@ -159,6 +180,15 @@ static enum status norm_backward(const struct model *m, const struct model_unit 
     return ST_OK;
 }
 
+/* Forward reads three tables' rows and writes z and out; backward reads z and dout, writes dx. */
+static struct unit_work norm_work(const struct model *m, const struct model_unit *u,
+                                  struct batch_size size)
+{
+    double rows = token_bytes(m, size, m->dims.hidden);
+    return (struct unit_work){.forward = {.bytes = 5 * rows, .kernels = 1},
+                              .backward = {.bytes = 3 * rows + grad_bytes(m, u), .kernels = 4}};
+}
+
 static void norm_unit(struct model_builder *b, const struct encoder_family *f, int act_in,
                       int act_out)
 {
@@ -171,6 +201,7 @@ static void norm_unit(struct model_builder *b, const struct encoder_family *f, i
                                      .saved_bytes = norm_saved_bytes,
                                      .forward_scratch_bytes = no_bytes,
                                      .backward_scratch_bytes = no_bytes,
+                                     .work = norm_work,
                                      .forward = norm_forward,
                                      .backward = norm_backward});
     encoder_whole(b, f->position, "weight", m->dims.positions, m->dims.hidden, INIT_NORMAL);
@@ -283,6 +314,17 @@ static enum status head_backward(const struct model *m, const struct model_unit 
     return ST_OK;
 }
 
+static struct unit_work head_work(const struct model *m, const struct model_unit *u,
+                                  struct batch_size size)
+{
+    double rows = token_bytes(m, size, m->dims.hidden);
+    double flops = 2.0 * 2.0 * (double)m->dims.hidden * size.tokens;
+    (void)u;
+    return (struct unit_work){
+        .forward = {.product_flops = flops, .bytes = rows, .kernels = 3},
+        .backward = {.product_flops = 2 * flops, .bytes = 2 * rows, .kernels = 4}};
+}
+
 static void head_unit(struct model_builder *b, int act_in, int act_out)
 {
     builder_unit(b, "head",
@@ -294,6 +336,7 @@ static void head_unit(struct model_builder *b, int act_in, int act_out)
                                      .saved_bytes = head_saved_bytes,
                                      .forward_scratch_bytes = head_scratch_bytes,
                                      .backward_scratch_bytes = head_scratch_bytes,
+                                     .work = head_work,
                                      .forward = head_forward,
                                      .backward = head_backward});
     encoder_whole(b, "qa_outputs", "weight", 2, b->model->dims.hidden, INIT_NORMAL);
@@ -318,13 +361,4 @@ void encoder_build(struct model_builder *b, const struct encoder_family *f, int6
         slot = next;
     }
     head_unit(b, slot, builder_slot(b, 2, DTYPE_F32));
-}
-
-/* Forward: 2 for each weight of a matrix and row, and 4 C for each pair of rows that see each
- * other (q k^T and the sum over v). Backward is twice that: each product has two gradients. */
-double encoder_step_flops(const struct model *m, int64_t tokens, double squared_lengths)
-{
-    double C = (double)m->dims.hidden, F = (double)m->dims.ffn, L = (double)m->dims.layers;
-    double weights = L * (4.0 * C * C + 2.0 * C * F) + 2.0 * C;
-    return 3.0 * (2.0 * weights * (double)tokens + L * 4.0 * C * squared_lengths);
 }

@@ -51,8 +51,6 @@ void encoder_block(struct model_builder *b, const struct encoder_family *f, int 
 void encoder_whole(struct model_builder *b, const char *layer, const char *kind, int64_t rows,
                    int64_t columns, enum param_init init);
 
-double encoder_step_flops(const struct model *m, int64_t tokens, double squared_lengths);
-
 static inline uint32_t encoder_layer_site(int64_t layer, enum dropout_site site)
 {
     /* layer 0: embeddings; 1 + n: block n; 1 + all blocks: head */

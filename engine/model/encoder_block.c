@@ -244,6 +244,23 @@ static enum status backward(const struct model *m, const struct model_unit *u,
     return ST_OK;
 }
 
+/* Products: 2 for each weight and row; attention: 4 C for each pair of rows that see each other.
+ * Backward is twice that: each product has two gradients. Bytes: forward two norms (branch and
+ * residual in, sum and norm out) and the GELU; backward two norms (sum and gradient in, two
+ * gradients out) and the GELU's (gradient and input in, gradient and gelu out). */
+static struct unit_work work(const struct model *m, const struct model_unit *u,
+                             struct batch_size size)
+{
+    double C = (double)m->dims.hidden, F = (double)m->dims.ffn;
+    double element = (double)dtype_bytes(m->param_dtype) * size.tokens;
+    double products = 2.0 * (4.0 * C * C + 2.0 * C * F) * size.tokens;
+    double attention = 4.0 * C * size.squared_lengths;
+    (void)u;
+    return (struct unit_work){
+        .forward = {products, attention, (2 * 4 * C + 2 * F) * element, 8},
+        .backward = {2 * products, 2 * attention, (2 * 4 * C + 4 * F) * element, 18}};
+}
+
 static void whole(struct model_builder *b, const struct encoder_family *f, int index,
                   const char *layer, const char *kind, int64_t rows, int64_t columns,
                   enum param_init init)
@@ -284,6 +301,7 @@ void encoder_block(struct model_builder *b, const struct encoder_family *f, int 
                                      .saved_bytes = saved_bytes,
                                      .forward_scratch_bytes = forward_scratch_bytes,
                                      .backward_scratch_bytes = backward_scratch_bytes,
+                                     .work = work,
                                      .forward = forward,
                                      .backward = backward});
     fused(b, f, index, "weight", C, INIT_NORMAL);

@@ -139,7 +139,19 @@ void model_init_range(const struct model *m, int unit, float *out, int64_t first
     }
 }
 
+struct unit_work model_unit_work(const struct model *m, int unit, struct batch_size size)
+{
+    return m->units[unit].work(m, &m->units[unit], size);
+}
+
 double model_step_flops(const struct model *m, int64_t tokens, double squared_lengths)
 {
-    return encoder_step_flops(m, tokens, squared_lengths);
+    struct batch_size size = {(double)tokens, squared_lengths};
+    double flops = 0;
+    for (int u = 0; u < m->unit_count; u++) {
+        struct unit_work w = model_unit_work(m, u, size);
+        flops += w.forward.product_flops + w.forward.attention_flops;
+        flops += w.backward.product_flops + w.backward.attention_flops;
+    }
+    return flops;
 }

@@ -25,6 +25,7 @@
 #include "engine/base/arena.h"
 #include "engine/base/config.h"
 #include "engine/base/tensor.h"
+#include "engine/base/work.h"
 #include "engine/ops/ops.h"
 
 C_BEGIN
@@ -61,6 +62,12 @@ struct model_param {
     bool frozen; /* not trained (train.freeze) */
     int piece_count;
     struct param_piece piece[PARAM_MAX_PIECES]; /* ascending, they cover the parameter */
+};
+
+/* How much a micro-batch is to compute. */
+struct batch_size {
+    double tokens;
+    double squared_lengths; /* of its sequences, summed */
 };
 
 /* Sizes of one micro-batch: rows and sequences that buffers must hold. */
@@ -108,6 +115,8 @@ struct model_unit {
                                     struct micro_dims d);
     size_t (*backward_scratch_bytes)(const struct model *m, const struct model_unit *u,
                                      struct micro_dims d);
+    struct unit_work (*work)(const struct model *m, const struct model_unit *u,
+                             struct batch_size size);
     enum status (*forward)(const struct model *m, const struct model_unit *u,
                            const struct unit_call *call);
     enum status (*backward)(const struct model *m, const struct model_unit *u,
@@ -188,6 +197,9 @@ int model_find_tensor(const struct model *m, const char *name);
  */
 void model_init_range(const struct model *m, int unit, float *out, int64_t first, int64_t count,
                       uint64_t seed);
+
+/** model_unit_work() - what FORWARD and BACKWARD of a unit do. */
+struct unit_work model_unit_work(const struct model *m, int unit, struct batch_size size);
 
 /** model_step_flops() - floating-point operations of one forward and backward over @tokens rows in
  * sequences with the given sum of squared lengths (multiply and add count as two). */

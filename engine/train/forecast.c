@@ -1,0 +1,59 @@
+#include "engine/train/forecast.h"
+
+struct batch_size forecast_batch(const struct setup *setup)
+{
+    const struct batch_layout *l = &setup->train_batch;
+    double rows = (double)l->rows;
+    return (struct batch_size){rows, rows * (double)l->max_length};
+}
+
+struct simulate_rates forecast_rates(const struct machine *m, const struct unit_work *units,
+                                     struct batch_size micro, bool far)
+{
+    double length = micro.tokens > 0 ? micro.squared_lengths / micro.tokens : 0;
+    return (struct simulate_rates){
+        .units = units,
+        .product_flops_per_second = machine_curve_at(&m->products, micro.tokens),
+        .attention_flops_per_second = machine_curve_at(&m->attention, length),
+        .elementwise_per_second = m->elementwise_per_second,
+        .update_per_second = m->update_per_second,
+        .memory_per_second = m->memory_per_second,
+        .launch_seconds = m->launch_seconds,
+        .call_seconds = m->call_seconds,
+        .near = m->near,
+        .far = m->far,
+        .slow_down = far ? m->slow_down_far : m->slow_down_near,
+        .in_order = m->device == DEVICE_CPU,
+    };
+}
+
+static enum status check_world(const struct machine *m, struct simulate_world w)
+{
+    if (w.ranks < 1 || w.nodes < 1 || w.replicas < 1 || w.ranks % w.nodes != 0)
+        return FAIL(INVALID, "%d ranks do not spread equally over %d nodes", w.ranks, w.nodes);
+    if ((w.nodes > 1 || w.replicas > 1) && m->far.gather_per_second <= 0)
+        return FAIL(INVALID,
+                    "machine profile \"%s\" has no network (\"far\") for several nodes; built in "
+                    "are %s",
+                    m->name, machine_builtin_names());
+    return ST_OK;
+}
+
+enum status forecast_step(struct forecast *out, const struct setup *setup,
+                          const struct program *step, const struct machine *machine,
+                          struct simulate_world world, struct batch_size micro)
+{
+    enum status st = ST_OK;
+    struct unit_work *units = NULL;
+    struct simulate_result r;
+    TRY(check_world(machine, world));
+    TRY(mem_alloc(&units, sizeof *units * (size_t)setup->model.unit_count));
+    for (int u = 0; u < setup->model.unit_count; u++)
+        units[u] = model_unit_work(&setup->model, u, micro);
+    struct simulate_rates rates = forecast_rates(machine, units, micro, world.nodes > 1);
+    TRY_GOTO(st, out, simulate_program(&r, step, &rates, world));
+    *out = (struct forecast){r.seconds, r.compute_seconds, r.collective_seconds, r.exposed_seconds};
+out:
+    mem_free(&units);
+    return st;
+}

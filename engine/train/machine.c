@@ -1,0 +1,184 @@
+#include "engine/train/machine.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/*
+ * Cards. The network is no part of them: near is NVLink within a node.
+ *
+ * The measured figures are of bench/RESULTS.md (H100, H200: own kernels; 28 November 2026) and of a
+ * machine with 4 H200 and NCCL 2.28 (27 November 2026): products as the backward products of 12
+ * blocks in one CUDA graph, collectives of 32 to 512 MiB.
+ */
+static const char nvlink4[] =
+    "gather, reduce: measured on 4 H200, NCCL 2.28, between 128 and 512 MiB; hop: NCCL's own model "
+    "of a ring (src/graph/tuning.cc, Simple over NVLink)";
+static const char nvlink_calls[] =
+    "kernel: measured on H100, gaps of 1.02 ms among 1167 kernels of a captured step; collective: "
+    "measured on 4 H200, 26 us beside the bytes, of which 3 hops of 3.4 us";
+static const char nvlink_slow[] =
+    "near: measured on 4 H200 beside the products of BERT-large, 2,816 and 11,136 rows: 1.4 and "
+    "0.8; far: assumed, 16 to 20 of 132 multiprocessors";
+
+static const struct {
+    const char *name;
+    struct machine machine;
+} cards[] = {
+    {"h100",
+     {.name = "NVIDIA H100 80GB HBM3",
+      .date = "2026-11-28",
+      .device = DEVICE_CUDA,
+      .source = {"2816: measured, BERT-large, 16 sequences a step, 8.24 ms of products; the others "
+                 "derived: H200's, times 619 / 680",
+                 "175: measured on H200 (same multiprocessors), dropout 0.1; 2048: 335 of "
+                 "arXiv:2307.08691, section 4.1, counted as 3 in place of 3.5 passes",
+                 "update: measured, BERT-large, 3.43 ms; copy: update is 97% of it, measured; "
+                 "elementwise: derived, H200's times 3.35 / 4.8 TB/s of the data sheets",
+                 "", "", "", ""},
+      .products = {{{1408, 458e12}, {2816, 619e12}, {11136, 615e12}}, 3},
+      .attention = {{{175, 80e12}, {2048, 287e12}}, 2},
+      .memory_per_second = 3.0e12,
+      .elementwise_per_second = 1.54e12,
+      .update_per_second = 2.92e12,
+      .launch_seconds = 0.87e-6,
+      .call_seconds = 16e-6,
+      .near = {3.4e-6, 326e9, 321e9},
+      .slow_down_near = 1.1,
+      .slow_down_far = 0.15}},
+    {"h200",
+     {.name = "NVIDIA H200",
+      .date = "2026-11-28",
+      .device = DEVICE_CUDA,
+      .source = {"measured: 1408 BERT-base, 2816 and 11136 BERT-large",
+                 "175: measured, dropout 0.1; 2048: 335 of arXiv:2307.08691, section 4.1 (H100), "
+                 "counted as 3 in place of 3.5 passes",
+                 "measured: copy; elementwise, GELU and LayerNorm of BERT-large at 2,816 rows; "
+                 "update, 97% of copy on H100",
+                 "", "", "", ""},
+      .products = {{{1408, 503e12}, {2816, 680e12}, {11136, 676e12}}, 3},
+      .attention = {{{175, 80e12}, {2048, 287e12}}, 2},
+      .memory_per_second = 4.2e12,
+      .elementwise_per_second = 2.2e12,
+      .update_per_second = 4.07e12,
+      .launch_seconds = 0.87e-6,
+      .call_seconds = 16e-6,
+      .near = {3.4e-6, 326e9, 321e9},
+      .slow_down_near = 1.1,
+      .slow_down_far = 0.15}},
+    {"a100",
+     {.name = "NVIDIA A100-SXM4-80GB",
+      .date = "2026-11-28",
+      .device = DEVICE_CUDA,
+      .source = {"derived: 312 TFLOP/s of the data sheet, times H200's measured share of its peak",
+                 "175: derived, H200's times 312 / 989; 2048: 230 of arXiv:2307.08691, section "
+                 "4.1, counted as 3 in place of 3.5 passes",
+                 "derived: H200's times 2.04 / 4.8 TB/s of the data sheets", "derived: as H100's",
+                 "derived: H200's times 600 / 900 GB/s of the data sheets; hop: NCCL's own model "
+                 "of a ring (src/graph/tuning.cc, Simple over NVLink)",
+                 "", "near: derived, as H200's; far: assumed, 16 of 108 multiprocessors"},
+      .products = {{{1408, 159e12}, {2816, 215e12}, {11136, 213e12}}, 3},
+      .attention = {{{175, 25e12}, {2048, 197e12}}, 2},
+      .memory_per_second = 1.78e12,
+      .elementwise_per_second = 0.93e12,
+      .update_per_second = 1.73e12,
+      .launch_seconds = 0.87e-6,
+      .call_seconds = 16e-6,
+      .near = {3.4e-6, 217e9, 214e9},
+      .slow_down_near = 1.1,
+      .slow_down_far = 0.15}},
+    {"epyc-core",
+     {.name = "one core of an AMD EPYC, OpenBLAS Zen",
+      .date = "2026-11-28",
+      .device = DEVICE_CPU,
+      .source = {"measured: linear layers 64 to 79 GFLOP/s", "measured: 31 to 38 GFLOP/s",
+                 "measured: update; elementwise, GELU 4 and 8, LayerNorm 15 GB/s; copy: as update",
+                 "assumed", "assumed: the copies are those of memory", "", "nothing is hidden"},
+      .products = {{{128, 64e9}, {2048, 75e9}}, 2},
+      .attention = {{{175, 34e9}}, 1},
+      .memory_per_second = 16e9,
+      .elementwise_per_second = 7e9,
+      .update_per_second = 16e9,
+      .launch_seconds = 2e-6,
+      .call_seconds = 10e-6,
+      .near = {5e-6, 5e9, 4e9}}},
+};
+
+/* InfiniBand: HDR100 to NDR carry their line rate in bits; 8% are protocol and imbalance. */
+#define NETWORK(gigabits)                                                                          \
+    {                                                                                              \
+        "ib" #gigabits, #gigabits " Gb/s InfiniBand",                                              \
+        {                                                                                          \
+            14e-6, 0.92 * (gigabits) / 8 * 1e9, 0.92 * (gigabits) / 8 * 1e9                        \
+        }                                                                                          \
+    }
+static const char network_source[] =
+    "line rate of a rank's port times 0.92, assumed; hop: NCCL's own model of a ring "
+    "(src/graph/tuning.cc, Simple over the network)";
+
+static const struct {
+    const char *name, *title;
+    struct simulate_link link;
+} networks[] = {NETWORK(50), NETWORK(100), NETWORK(200), NETWORK(400)};
+
+enum {
+    CARDS = sizeof cards / sizeof *cards,
+    NETWORKS = sizeof networks / sizeof *networks,
+};
+
+double machine_curve_at(const struct machine_curve *curve, double at)
+{
+    ASSERT(curve->count > 0);
+    at = at < 1 ? 1 : at; /* nothing to do takes no time at any rate but 0 */
+    if (at <= (double)curve->points[0].at)
+        return curve->points[0].per_second * at / (double)curve->points[0].at;
+    for (int i = 1; i < curve->count; i++) {
+        double from = (double)curve->points[i - 1].at, to = (double)curve->points[i].at;
+        double rate = curve->points[i - 1].per_second;
+        if (at <= to)
+            return rate + (curve->points[i].per_second - rate) * (at - from) / (to - from);
+    }
+    return curve->points[curve->count - 1].per_second;
+}
+
+const char *machine_builtin_names(void)
+{
+    return "h100, h200, a100, epyc-core; with a network behind it: h100+ib50, +ib100, +ib200, "
+           "+ib400";
+}
+
+static void set_source(struct machine *m, enum machine_group group, const char *source)
+{
+    if (m->source[group][0] == '\0')
+        snprintf(m->source[group], sizeof m->source[group], "%s", source);
+}
+
+static bool add_network(struct machine *m, const char *name)
+{
+    for (int i = 0; i < NETWORKS; i++) {
+        if (strcmp(name, networks[i].name) != 0)
+            continue;
+        size_t used = strlen(m->name);
+        snprintf(m->name + used, sizeof m->name - used, ", %s", networks[i].title);
+        m->far = networks[i].link;
+        set_source(m, MACHINE_FAR, network_source);
+        return true;
+    }
+    return false;
+}
+
+enum status machine_builtin(struct machine *m, const char *name)
+{
+    size_t card_length = strcspn(name, "+");
+    for (int i = 0; i < CARDS; i++) {
+        if (strlen(cards[i].name) != card_length || strncmp(cards[i].name, name, card_length) != 0)
+            continue;
+        *m = cards[i].machine;
+        set_source(m, MACHINE_LAUNCH, nvlink_calls);
+        set_source(m, MACHINE_NEAR, nvlink4);
+        set_source(m, MACHINE_SLOW_DOWN, nvlink_slow);
+        if (name[card_length] == '\0' || add_network(m, name + card_length + 1))
+            return ST_OK;
+    }
+    return FAIL(INVALID, "no machine profile \"%.100s\"; built in are %s", name,
+                machine_builtin_names());
+}

@@ -1,0 +1,99 @@
+/*
+ * engine/train/machine.h - what a machine can do: the rates that turn a step program into seconds.
+ *
+ * A profile is a small YAML file that `tessera calibrate` measures, or one of those built in. Every
+ * group of numbers says where it comes from. Rates are those that a step reaches, not peaks:
+ *
+ *     name: "NVIDIA H200 + 400 Gb/s InfiniBand"
+ *     date: "2026-11-28"
+ *     device: cuda                    # cpu: a rank does one instruction after the other
+ *     products:                       # linear layers: TFLOP/s by rows (tokens of a micro-batch)
+ *       source: "measured: ..."
+ *       tflops_by_rows: {1408: 503, 2816: 680}
+ *     attention:                      # by length of a sequence; backward counts twice forward
+ *       source: "..."
+ *       tflops_by_length: {175: 80, 2048: 287}
+ *     memory:                         # GB/s, reads and writes together
+ *       source: "..."
+ *       copy: 4200
+ *       elementwise: 2200             # norms and activation functions of a block
+ *       update: 4070                  # AdamW
+ *     launch:
+ *       source: "..."
+ *       kernel_us: 0.9                # beside the work of each operation
+ *       collective_us: 16             # beside the hops of each collective
+ *     near:                           # links within a node: latency, GB/s that a rank sends
+ *       source: "..."
+ *       hop_us: 3.4
+ *       gather: 326
+ *       reduce: 321
+ *     far: {source: "...", hop_us: 14, gather: 46, reduce: 46}     # between nodes, of one rank
+ *     slow_down:                 # of compute beside a collective; 1: half as fast
+ *       source: "..."
+ *       near: 1.1
+ *       far: 0.15
+ *
+ * "far" may be missing: then there is one node. Between two points rates are interpolated; below
+ * the first one the time stays that of the first (rate in proportion), above the last the rate.
+ */
+#ifndef ENGINE_TRAIN_MACHINE_H
+#define ENGINE_TRAIN_MACHINE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "engine/base/config.h"
+#include "engine/base/status.h"
+#include "shard/simulate.h"
+
+C_BEGIN
+
+enum { MACHINE_NAME_BYTES = 128, MACHINE_SOURCE_BYTES = 512, MACHINE_POINTS = 16 };
+
+enum machine_group {
+    MACHINE_PRODUCTS,
+    MACHINE_ATTENTION,
+    MACHINE_MEMORY,
+    MACHINE_LAUNCH,
+    MACHINE_NEAR,
+    MACHINE_FAR,
+    MACHINE_SLOW_DOWN,
+    MACHINE_GROUPS
+};
+
+struct machine_curve {
+    struct {
+        int64_t at;        /* rows, length; ascending */
+        double per_second; /* operations */
+    } points[MACHINE_POINTS];
+    int count;
+};
+
+struct machine {
+    char name[MACHINE_NAME_BYTES], date[MACHINE_NAME_BYTES];
+    enum device_kind device; /* cpu or cuda */
+    char source[MACHINE_GROUPS][MACHINE_SOURCE_BYTES];
+    struct machine_curve products, attention;
+    double memory_per_second, elementwise_per_second, update_per_second; /* bytes */
+    double launch_seconds, call_seconds;
+    struct simulate_link near, far; /* far.gather_per_second 0: there is no network */
+    double slow_down_near, slow_down_far;
+};
+
+/** machine_curve_at() - operations a second at @at rows or length. */
+double machine_curve_at(const struct machine_curve *curve, double at);
+
+/**
+ * machine_builtin() - a profile by name: CARD or CARD+NETWORK, as in "h100+ib400".
+ *
+ * Return: ST_OK; ST_INVALID, with the names that there are.
+ */
+MUST_CHECK enum status machine_builtin(struct machine *m, const char *name);
+
+/** machine_builtin_names() - "h100, h200, ...; ib50, ...", for help texts. */
+const char *machine_builtin_names(void);
+
+C_END
+
+#endif

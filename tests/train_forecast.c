@@ -1,0 +1,156 @@
+/*
+ * Predicted steps (engine/train/forecast.h) and the profiles that they come from.
+ */
+#include "engine/train/forecast.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "engine/device/device.h"
+#include "tests/support/support.h"
+
+static void close_to(double got, double want, double share)
+{
+    if (fabs(got - want) > share * fabs(want))
+        fail_msg("got %.9g, expected %.9g", got, want);
+}
+
+static void rates_lie_between_the_points_and_keep_the_time_below(void **state)
+{
+    (void)state;
+    struct machine_curve c = {{{100, 10}, {200, 30}, {400, 20}}, 3};
+    close_to(machine_curve_at(&c, 100), 10, 1e-12);
+    close_to(machine_curve_at(&c, 150), 20, 1e-12);
+    close_to(machine_curve_at(&c, 300), 25, 1e-12);
+    close_to(machine_curve_at(&c, 4000), 20, 1e-12);
+    close_to(50 / machine_curve_at(&c, 50), 100 / machine_curve_at(&c, 100), 1e-12);
+    assert_true(machine_curve_at(&c, 0) > 0);
+}
+
+static void profiles_are_found_by_card_and_network(void **state)
+{
+    struct machine m;
+    (void)state;
+    assert_ok(machine_builtin(&m, "h100"));
+    assert_true(m.far.gather_per_second <= 0);
+    assert_ok(machine_builtin(&m, "a100+ib400"));
+    close_to(m.far.gather_per_second, 0.92 * 50e9, 1e-12);
+    assert_non_null(strstr(m.name, "400 Gb/s"));
+    for (int g = 0; g < MACHINE_GROUPS; g++)
+        assert_true(m.source[g][0] != '\0');
+    static const char *const wrong[] = {"",      "h100+", "h1", "h100+ib40", "h100+ib400+ib400",
+                                        "+ib400"};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        assert_int_equal(machine_builtin(&m, wrong[i]), ST_INVALID);
+        assert_non_null(strstr(status_message(), "h200"));
+    }
+}
+
+/* One configuration's forecast. */
+struct asked {
+    const char *machine;
+    bool large;
+    int64_t sequences;
+    int ranks, stage, nodes, replicas;
+};
+
+static enum status ask(struct forecast *f, const struct asked *a, struct batch_size micro)
+{
+    struct run_config config;
+    struct device *device = NULL;
+    struct setup setup;
+    struct plan plan = {0};
+    struct account account;
+    struct machine machine;
+    config_defaults(&config);
+    config.train.micro_batch = a->sequences;
+    config.train.comm = COMM_NCCL;
+    if (a->large) {
+        config.model.hidden = 1024;
+        config.model.layers = 24;
+        config.model.heads = 16;
+        config.model.ffn = 4096;
+    }
+    assert_ok(machine_builtin(&machine, a->machine));
+    assert_ok(device_open(&device, DEVICE_CPU, PRECISION_FP32, 0, 1));
+    device->param_dtype = machine.device == DEVICE_CUDA ? DTYPE_BF16 : DTYPE_F32;
+    assert_ok(setup_init(&setup, &config, device, a->ranks, a->stage, (int64_t)micro.tokens, 0));
+    assert_ok(plan_build(&plan, &account, &setup.spec));
+    enum status st = forecast_step(f, &setup, &plan.programs[PROGRAM_STEP], &machine,
+                                   (struct simulate_world){a->ranks, a->nodes, a->replicas}, micro);
+    plan_release(&plan);
+    setup_release(&setup);
+    device_close(&device);
+    return st;
+}
+
+/* Real SQuAD windows: 175 tokens, standard deviation about 60. */
+static struct batch_size squad(int64_t sequences)
+{
+    return (struct batch_size){175.0 * (double)sequences,
+                               (175.0 * 175 + 60 * 60) * (double)sequences};
+}
+
+/* bench/RESULTS.md, "Faster steps": one H200, 16.2 and 3.95 ms. */
+static void measured_steps_of_one_card_come_out(void **state)
+{
+    struct forecast f;
+    (void)state;
+    assert_ok(ask(&f, &(struct asked){"h200", true, 16, 1, 0, 1, 1}, squad(16)));
+    close_to(f.seconds, 16.2e-3, 0.1);
+    assert_ok(ask(&f, &(struct asked){"h200", false, 8, 1, 0, 1, 1}, squad(8)));
+    close_to(f.seconds, 3.95e-3, 0.1);
+}
+
+static void slower_networks_make_no_step_shorter(void **state)
+{
+    static const char *const machines[] = {"h100+ib400", "h100+ib200", "h100+ib100", "h100+ib50"};
+    (void)state;
+    for (int stage = 0; stage < 4; stage++) {
+        double flat = 0, hybrid = 0;
+        for (int i = 0; i < 4; i++) {
+            struct forecast f;
+            assert_ok(ask(&f, &(struct asked){machines[i], true, 16, 64, stage, 8, 1}, squad(16)));
+            assert_true(f.seconds >= flat);
+            flat = f.seconds;
+            assert_ok(ask(&f, &(struct asked){machines[i], true, 16, 8, stage, 1, 8}, squad(16)));
+            assert_true(f.seconds >= hybrid);
+            hybrid = f.seconds;
+        }
+    }
+}
+
+/* The bytes between nodes are the same: 2 + 2 + 4 a parameter flat, 2 x 4 of the eighth hybrid. */
+static void hybrid_sharding_saves_the_hops_of_many_ranks(void **state)
+{
+    struct forecast flat, hybrid;
+    (void)state;
+    assert_ok(ask(&flat, &(struct asked){"h100+ib400", true, 16, 4096, 3, 512, 1}, squad(16)));
+    assert_ok(ask(&hybrid, &(struct asked){"h100+ib400", true, 16, 8, 3, 1, 512}, squad(16)));
+    assert_true(hybrid.seconds < 0.8 * flat.seconds);
+}
+
+static void worlds_that_a_machine_does_not_have_are_refused(void **state)
+{
+    struct forecast f;
+    (void)state;
+    assert_int_equal(ask(&f, &(struct asked){"h100", true, 16, 16, 3, 2, 1}, squad(16)),
+                     ST_INVALID);
+    assert_non_null(strstr(status_message(), "no network"));
+    assert_int_equal(ask(&f, &(struct asked){"h100+ib50", true, 16, 16, 3, 3, 1}, squad(16)),
+                     ST_INVALID);
+    assert_non_null(strstr(status_message(), "16 ranks do not spread equally over 3 nodes"));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(rates_lie_between_the_points_and_keep_the_time_below),
+        cmocka_unit_test(profiles_are_found_by_card_and_network),
+        cmocka_unit_test(measured_steps_of_one_card_come_out),
+        cmocka_unit_test(slower_networks_make_no_step_shorter),
+        cmocka_unit_test(hybrid_sharding_saves_the_hops_of_many_ranks),
+        cmocka_unit_test(worlds_that_a_machine_does_not_have_are_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
