@@ -77,6 +77,15 @@ static enum status table_backward(const struct model *m, const struct model_unit
     return ST_OK;
 }
 
+static struct unit_work no_work(const struct model *m, const struct model_unit *u,
+                                struct batch_size size)
+{
+    (void)m;
+    (void)u;
+    (void)size;
+    return (struct unit_work){.forward = {.kernels = 1}};
+}
+
 static enum status head_forward(const struct model *m, const struct model_unit *u,
                                 const struct unit_call *call)
 {
@@ -115,6 +124,7 @@ static struct model_unit units[UNITS] = {
      .saved_bytes = no_bytes,
      .forward_scratch_bytes = no_bytes,
      .backward_scratch_bytes = no_bytes,
+     .work = no_work,
      .forward = table_forward,
      .backward = table_backward},
     {.name = "head",
@@ -128,6 +138,7 @@ static struct model_unit units[UNITS] = {
      .saved_bytes = output_bytes,
      .forward_scratch_bytes = no_bytes,
      .backward_scratch_bytes = no_bytes,
+     .work = no_work,
      .forward = head_forward,
      .backward = head_backward},
 };

@@ -94,6 +94,29 @@ MUST_CHECK enum status machine_builtin(struct machine *m, const char *name);
 /** machine_builtin_names() - "h100, h200, ...; ib50, ...", for help texts. */
 const char *machine_builtin_names(void);
 
+/** machine_parse(), machine_read() - a profile file. @file: for messages.
+ *
+ * Return: ST_OK; ST_INVALID, "FILE:LINE: key: expected ..., found ..."; ST_IO; ST_MEMORY. */
+MUST_CHECK enum status machine_parse(struct machine *m, const char *text, size_t bytes,
+                                     const char *file);
+MUST_CHECK enum status machine_read(struct machine *m, const char *path);
+
+/** machine_find() - what a user names: a file, or a profile that is built in. */
+MUST_CHECK enum status machine_find(struct machine *m, const char *name);
+
+/** machine_format() - as a file that machine_read() takes back. @text: mem_free(). ST_MEMORY. */
+MUST_CHECK enum status machine_format(const struct machine *m, char **text, size_t *bytes);
+
+/** machine_write() - the same into @path, or nothing. ST_IO; ST_MEMORY. */
+MUST_CHECK enum status machine_write(const struct machine *m, const char *path);
+
+/** machine_user_path() - where `tessera calibrate` leaves this user's; "" without a home folder:
+ * machine-cpu.yaml or machine-cuda.yaml in $XDG_CACHE_HOME/tessera or ~/.cache/tessera. */
+MUST_CHECK enum status machine_user_path(char *out, size_t bytes, enum device_kind device);
+
+/** machine_default() - the user's, if there is one. Return: as machine_read(). */
+MUST_CHECK enum status machine_default(struct machine *m, bool *found, enum device_kind device);
+
 C_END
 
 #endif
