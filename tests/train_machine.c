@@ -138,6 +138,12 @@ static void a_name_is_a_file_or_built_in(void **state)
     assert_ok(machine_builtin(&m, "epyc-core"));
     assert_ok(machine_write(&m, path));
     assert_ok(machine_find(&m, path));
+    char far[600];
+    snprintf(far, sizeof far, "%s+ib200", path);
+    assert_ok(machine_find(&m, far));
+    check_close(m.far.gather_per_second, 23e9);
+    snprintf(far, sizeof far, "%s+ib7", path);
+    assert_int_equal(machine_find(&m, far), ST_INVALID);
     assert_int_equal(setenv("XDG_CACHE_HOME", path, 1), 0); /* nothing can lie there */
     assert_ok(machine_default(&m, &found, DEVICE_CPU));
     assert_false(found);

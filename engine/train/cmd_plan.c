@@ -6,6 +6,7 @@
 #include "engine/base/out.h"
 #include "engine/train/commands.h"
 #include "engine/train/evaluate.h"
+#include "engine/train/forecast.h"
 #include "engine/train/run.h"
 
 enum { STAGES = 4 };
@@ -16,11 +17,15 @@ struct stage_plans {
     struct account account[STAGES];
     int64_t rows, numel, units;
     bool from_data;
+    struct batch_size mean; /* micro-batch of the data; no tokens without data */
+    bool timed;             /* there is a profile of a machine, and so a forecast of each stage */
+    struct machine machine;
+    struct forecast forecast[STAGES];
 };
 
 /* The longest batches that the run will meet; 0 without data. */
 static enum status rows_of_data(const struct run_config *config, int world_size, int64_t *train,
-                                int64_t *eval)
+                                int64_t *eval, struct batch_size *mean)
 {
     enum status st = ST_OK;
     struct run_data data = {0};
@@ -39,6 +44,11 @@ static enum status rows_of_data(const struct run_config *config, int world_size,
     /* None of either is planned as one row, as training does; 0 would ask for the most possible. */
     *train = *train > 0 ? *train : 1;
     *eval = *eval > 0 ? *eval : 1;
+    for (int64_t i = 0; i < data.train.count; i++) {
+        double share = (double)config->train.micro_batch / (double)data.train.count;
+        mean->tokens += data.train.rows[i] * share;
+        mean->squared_lengths += (double)data.train.rows[i] * data.train.rows[i] * share;
+    }
 out:
     sampler_release(&sampler);
     run_data_release(&data);
@@ -51,7 +61,7 @@ static enum status plan_stages(struct stage_plans *p, const struct run_config *c
     int64_t train_rows = 0, eval_rows = 0;
     int world_size = (int)config->train.ranks;
     if (from_data)
-        TRY(rows_of_data(config, world_size, &train_rows, &eval_rows));
+        TRY(rows_of_data(config, world_size, &train_rows, &eval_rows, &p->mean));
     p->from_data = from_data;
     for (int stage = 0; stage < STAGES; stage++) {
         struct setup setup;
@@ -64,6 +74,10 @@ static enum status plan_stages(struct stage_plans *p, const struct run_config *c
         p->numel = model_total_numel(&setup.model);
         p->units = setup.model.unit_count;
         enum status st = plan_build(&p->plan[stage], &p->account[stage], &setup.spec);
+        if (st == ST_OK && p->timed)
+            st = forecast_step(&p->forecast[stage], &setup, &p->plan[stage].programs[PROGRAM_STEP],
+                               &p->machine, (struct simulate_world){world_size, 1, 1},
+                               from_data ? p->mean : forecast_batch(&setup));
         setup_release(&setup);
         TRY(st);
     }
@@ -89,7 +103,11 @@ static void print_json(const struct stage_plans *p, const struct run_config *con
         out("\"packing_loss\":%zu},\"own_max\":{", packing_loss(a));
         for (int c = 0; c < CATEGORY_COUNT; c++)
             out("%s\"%s\":%zu", c > 0 ? "," : "", category_name((enum category)c), a->own_max[c]);
-        out("},\"live_peak\":%zu,\"total\":%zu}", a->live_peak_bytes, a->arena_bytes);
+        out("},\"live_peak\":%zu,\"total\":%zu", a->live_peak_bytes, a->arena_bytes);
+        if (p->timed)
+            out(",\"predicted_ms\":%.4f,\"exposed_ms\":%.4f", p->forecast[stage].seconds * 1e3,
+                p->forecast[stage].exposed_seconds * 1e3);
+        out("}");
     }
     out("]}\n");
 }
@@ -120,6 +138,17 @@ static size_t bytes_in_all(const struct account *a, int category)
     return a->arena_bytes;
 }
 
+static void print_times(const struct stage_plans *p)
+{
+    out("\n%-16s", "ms a step");
+    for (int stage = 0; stage < STAGES; stage++)
+        out("%16.2f", p->forecast[stage].seconds * 1e3);
+    out("\n%-16s", "exposed comm. ms");
+    for (int stage = 0; stage < STAGES; stage++)
+        out("%16.2f", p->forecast[stage].exposed_seconds * 1e3);
+    out("\npredicted for %s (%s), all ranks on one node\n", p->machine.name, p->machine.date);
+}
+
 static void print_table(const struct stage_plans *p, const struct run_config *config)
 {
     out("Bytes a rank on %" PRId64 " ranks, at the instant of the peak.\n"
@@ -137,6 +166,8 @@ static void print_table(const struct stage_plans *p, const struct run_config *co
         out("%15.1f%%",
             100.0 * (double)p->account[stage].arena_bytes / (double)p->account[0].arena_bytes);
     out("\n");
+    if (p->timed)
+        print_times(p);
     if (p->account[1].arena_bytes == p->account[2].arena_bytes)
         out("\nStages 1 and 2 need the same here: the whole gradient of a unit ends with its "
             "reduction\nat stage 1 too, unless gradients are accumulated over micro-batches.\n");
@@ -184,8 +215,19 @@ static void print_program(const struct program *p)
     }
 }
 
+/* The profile that is named, or the one that this user has measured. */
+static enum status find_machine(struct stage_plans *p, const struct run_config *config,
+                                const char *profile)
+{
+    if (profile == NULL)
+        return machine_default(&p->machine, &p->timed, run_device_kind(config));
+    TRY(machine_find(&p->machine, profile));
+    p->timed = true;
+    return ST_OK;
+}
+
 static enum status plan(const struct run_config *config, bool json, bool show_program,
-                        bool from_data)
+                        bool from_data, const char *profile)
 {
     enum status st = ST_OK;
     struct device *device = NULL;
@@ -194,6 +236,10 @@ static enum status plan(const struct run_config *config, bool json, bool show_pr
     TRY_GOTO(st, out,
              device_open(&device, DEVICE_CPU, config->train.precision, 0,
                          run_threads(config, (int)config->train.ranks)));
+    TRY_GOTO(st, out, find_machine(plans, config, profile));
+    if (plans->timed && plans->machine.device == DEVICE_CUDA &&
+        config->train.precision == PRECISION_AUTO)
+        device->param_dtype = DTYPE_BF16; /* as that machine will train */
     TRY_GOTO(st, out, plan_stages(plans, config, device, from_data));
     if (json)
         print_json(plans, config);
@@ -211,7 +257,7 @@ out:
 
 enum status cmd_plan(int argc, char **argv)
 {
-    const char *path = NULL, *ranks = NULL, *stage = NULL;
+    const char *path = NULL, *ranks = NULL, *stage = NULL, *profile = NULL;
     struct option_list sets = {.count = 0};
     bool json = false, show_program = false, from_data = false, help_shown = false;
     const struct option options[] = {
@@ -234,6 +280,12 @@ enum status cmd_plan(int argc, char **argv)
          .kind = OPTION_FLAG,
          .value = &from_data,
          .help = "read the data and plan for its longest batch, as training does"},
+        {.name = "profile",
+         .kind = OPTION_TEXT,
+         .value = &profile,
+         .metavar = "FILE|NAME",
+         .help = "predict step times for a machine: what tessera calibrate has written, or a name "
+                 "as in h100+ib400; without it, this user's own profile if there is one"},
         {.name = "json", .kind = OPTION_FLAG, .value = &json, .help = "print JSON"},
         {.name = "show-program",
          .kind = OPTION_FLAG,
@@ -247,7 +299,7 @@ enum status cmd_plan(int argc, char **argv)
     };
     const struct command command = {
         .name = "plan",
-        .summary = "Predict the memory of a run, to the byte, at every zero stage.",
+        .summary = "Predict memory, to the byte, and step times of a run at every zero stage.",
         .options = options,
         .option_count = sizeof options / sizeof *options,
     };
@@ -266,5 +318,5 @@ enum status cmd_plan(int argc, char **argv)
         TRY(config_set(&config, assignment, "--zero-stage"));
     }
     TRY(config_check(&config));
-    return plan(&config, json, show_program, from_data);
+    return plan(&config, json, show_program, from_data, profile);
 }

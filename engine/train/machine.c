@@ -152,7 +152,7 @@ static void set_source(struct machine *m, enum machine_group group, const char *
         snprintf(m->source[group], sizeof m->source[group], "%s", source);
 }
 
-static bool add_network(struct machine *m, const char *name)
+bool machine_add_network(struct machine *m, const char *name)
 {
     for (int i = 0; i < NETWORKS; i++) {
         if (strcmp(name, networks[i].name) != 0)
@@ -160,7 +160,7 @@ static bool add_network(struct machine *m, const char *name)
         size_t used = strlen(m->name);
         snprintf(m->name + used, sizeof m->name - used, ", %s", networks[i].title);
         m->far = networks[i].link;
-        set_source(m, MACHINE_FAR, network_source);
+        snprintf(m->source[MACHINE_FAR], sizeof m->source[MACHINE_FAR], "%s", network_source);
         return true;
     }
     return false;
@@ -176,7 +176,7 @@ enum status machine_builtin(struct machine *m, const char *name)
         set_source(m, MACHINE_LAUNCH, nvlink_calls);
         set_source(m, MACHINE_NEAR, nvlink4);
         set_source(m, MACHINE_SLOW_DOWN, nvlink_slow);
-        if (name[card_length] == '\0' || add_network(m, name + card_length + 1))
+        if (name[card_length] == '\0' || machine_add_network(m, name + card_length + 1))
             return ST_OK;
     }
     return FAIL(INVALID, "no machine profile \"%.100s\"; built in are %s", name,

@@ -91,6 +91,9 @@ double machine_curve_at(const struct machine_curve *curve, double at);
  */
 MUST_CHECK enum status machine_builtin(struct machine *m, const char *name);
 
+/** machine_add_network() - "ib50" to "ib400" as the links between nodes; false: no such name. */
+bool machine_add_network(struct machine *m, const char *name);
+
 /** machine_builtin_names() - "h100, h200, ...; ib50, ...", for help texts. */
 const char *machine_builtin_names(void);
 
@@ -101,7 +104,8 @@ MUST_CHECK enum status machine_parse(struct machine *m, const char *text, size_t
                                      const char *file);
 MUST_CHECK enum status machine_read(struct machine *m, const char *path);
 
-/** machine_find() - what a user names: a file, or a profile that is built in. */
+/** machine_find() - what a user names: a file, or a profile that is built in; either may have a
+ * network behind it, as in "mine.yaml+ib200". */
 MUST_CHECK enum status machine_find(struct machine *m, const char *name);
 
 /** machine_format() - as a file that machine_read() takes back. @text: mem_free(). ST_MEMORY. */

@@ -223,11 +223,25 @@ enum status machine_read(struct machine *m, const char *path)
     return st;
 }
 
+static bool is_file(const char *name)
+{
+    return strchr(name, '/') != NULL || strstr(name, ".yaml") != NULL || access(name, F_OK) == 0;
+}
+
 enum status machine_find(struct machine *m, const char *name)
 {
-    if (strchr(name, '/') != NULL || strstr(name, ".yaml") != NULL || access(name, F_OK) == 0)
+    char path[PATH_BYTES];
+    if (!is_file(name))
+        return machine_builtin(m, name);
+    const char *plus = strrchr(name, '+');
+    if (plus == NULL || access(name, F_OK) == 0)
         return machine_read(m, name);
-    return machine_builtin(m, name);
+    snprintf(path, sizeof path, "%.*s", (int)(plus - name), name);
+    TRY(machine_read(m, path));
+    if (!machine_add_network(m, plus + 1))
+        return FAIL(INVALID, "%s: no network \"%.100s\"; built in are %s", path, plus + 1,
+                    machine_builtin_names());
+    return ST_OK;
 }
 
 /* ---- writing --------------------------------------------------------------------------------- */

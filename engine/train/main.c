@@ -27,6 +27,7 @@ static const struct entry entries[] = {
     {"plan", cmd_plan, "predict the memory of a run at every zero stage"},
     {"compare", cmd_compare, "run stages, ranks and batches briefly, side by side"},
     {"report", cmd_report, "finished runs as one page with charts"},
+    {"calibrate", cmd_calibrate, "measure this machine, for predictions of step times"},
     {"features", cmd_features, "the windows of a SQuAD file"},
     {"tokenize", cmd_tokenize, "WordPiece tokens of lines of text"},
     {"config", cmd_config, "print or document the configuration"},

@@ -23,6 +23,9 @@ struct run_options {
     enum status (*wrap_comm)(void *context, struct comm **comm);
     /* Called on each rank's thread when its weights are there and no program has run. */
     void (*at_start)(void *context, struct trainer *t);
+    /* What each rank does on its device and communicator instead of a run: no data is read, nothing
+     * is set up or written. NULL: a run. */
+    enum status (*alone)(void *context, struct device *device, struct comm *comm);
     /* What each rank does on its thread instead of training; NULL: it trains. */
     enum status (*body)(void *context, struct trainer *t);
     /* Called on each rank's thread when its training is over and its state still there. */

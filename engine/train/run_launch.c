@@ -24,7 +24,8 @@ static enum status run_in_threads(const struct run_config *config,
     if (!options->quiet)
         TRY(print_resolved(config));
     TRY(interrupt_install());
-    TRY_GOTO(st, out, run_data_load(&data, config, config->train.steps != 0));
+    if (options->alone == NULL)
+        TRY_GOTO(st, out, run_data_load(&data, config, config->train.steps != 0));
     start_times_part(options->start, "features");
     TRY_GOTO(st, out, run_local(config, &data, options, interrupt_flag()));
     if (!options->quiet)

@@ -36,7 +36,10 @@ static enum status rank_body(const struct rank_thread *r, struct comm **comm)
         TRY_GOTO(st, out, r->run.options->wrap_comm(r->run.options->context, comm));
     TRY_GOTO(st, out,
              device_open(&device, DEVICE_CPU, r->run.config->train.precision, 0, r->threads));
-    TRY_GOTO(st, out, run_rank(&r->run, device, *comm));
+    if (r->run.options->alone != NULL)
+        TRY_GOTO(st, out, r->run.options->alone(r->run.options->context, device, *comm));
+    else
+        TRY_GOTO(st, out, run_rank(&r->run, device, *comm));
 out:
     if (st != ST_OK && *comm == NULL)
         abort_world(r->world, r->rank);

@@ -158,6 +158,10 @@ enum status run_process(const struct run_config *config, const struct launch *la
     if (options->wrap_comm != NULL)
         TRY_GOTO(st, out, options->wrap_comm(options->context, &p.comm));
     start_times_part(options->start, "device");
+    if (options->alone != NULL) {
+        st = options->alone(options->context, p.device, p.comm);
+        goto out;
+    }
     TRY_GOTO(st, out, run_data_load(&data, config, config->train.steps != 0));
     start_times_part(options->start, "features");
     if (speaks)

@@ -1,0 +1,207 @@
+#include "engine/train/calibrate.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { REPEATS = 5, MIN_MS = 4, MAX_CALLS = 4096 };
+
+/* NCCL's own figure of a hop (src/graph/tuning.cc, ring, Simple over NVLink): ranks of one size
+ * cannot tell a call's fixed part from that of its hops. */
+static const double nvlink_hop_seconds = 3.4e-6;
+
+struct bench_block {
+    struct bench_block *next;
+    void *memory; /* owned device memory */
+};
+
+enum status bench_take(struct bench *b, void **out, size_t bytes)
+{
+    struct bench_block *block = NULL;
+    TRY(pool_take(&b->pool, &block, sizeof *block));
+    block->next = b->blocks;
+    b->blocks = block;
+    TRY(device_alloc(b->device, &block->memory, bytes));
+    *out = block->memory;
+    return device_fill(b->s, *out, 0, bytes);
+}
+
+static enum status time_calls(struct bench *b, double *ms, int calls,
+                              enum status (*run)(struct bench *b))
+{
+    TRY(comm_barrier(b->comm));
+    TRY(device_timer_record(&b->begin, b->s));
+    for (int i = 0; i < calls; i++)
+        TRY(run(b));
+    TRY(device_timer_record(&b->end, b->s));
+    TRY(stream_sync(b->s));
+    return device_timer_elapsed_ms(&b->begin, &b->end, ms);
+}
+
+enum status bench_same(struct bench *b, int *count)
+{
+    enum status st = ST_OK;
+    int *all = NULL;
+    TRY(mem_alloc(&all, sizeof *all * (size_t)b->comm->world_size));
+    TRY_GOTO(st, out, comm_exchange(b->comm, all, count, sizeof *count));
+    *count = all[0];
+out:
+    mem_free(&all);
+    return st;
+}
+
+enum status bench_time(struct bench *b, double *seconds, enum status (*run)(struct bench *b))
+{
+    double ms = 0, fastest = 0;
+    int calls = 1;
+    TRY(time_calls(b, &ms, 1, run)); /* the first one also loads code and touches memory */
+    TRY(time_calls(b, &ms, 1, run));
+    if (ms < MIN_MS)
+        calls = ms * MAX_CALLS > MIN_MS ? (int)(MIN_MS / ms) + 1 : MAX_CALLS;
+    TRY(bench_same(b, &calls));
+    for (int i = 0; i < REPEATS; i++) {
+        TRY(time_calls(b, &ms, calls, run));
+        fastest = i == 0 || ms < fastest ? ms : fastest;
+    }
+    *seconds = fastest * 1e-3 / calls;
+    return ST_OK;
+}
+
+/* ---- from seconds to rates ------------------------------------------------------------------- */
+
+static enum status mean_over_ranks(struct bench *b, struct calibrate_times *times)
+{
+    enum { COUNT = sizeof *times / sizeof(double) };
+    enum status st = ST_OK;
+    size_t world = (size_t)b->comm->world_size;
+    double *all = NULL, mean[COUNT] = {0};
+    TRY(mem_alloc(&all, sizeof *times * world));
+    TRY_GOTO(st, out, comm_exchange(b->comm, all, times, sizeof *times));
+    for (size_t i = 0; i < COUNT * world; i++)
+        mean[i % COUNT] += all[i] / (double)world;
+    memcpy(times, mean, sizeof *times);
+out:
+    mem_free(&all);
+    return st;
+}
+
+static void rates_of_compute(struct machine *m, const struct calibrate_sizes *z,
+                             const struct calibrate_times *t, double element)
+{
+    double C = (double)z->channels, F = (double)z->ffn, T = (double)z->elementwise_rows;
+    for (int i = 0; i < CALIBRATE_ROWS; i++) {
+        m->products.points[i].at = z->rows[i];
+        m->products.points[i].per_second = 3 * 2 * (double)z->rows[i] * C * F / t->product[i];
+    }
+    m->products.count = CALIBRATE_ROWS;
+    for (int i = 0; i < CALIBRATE_LENGTHS; i++) {
+        double length = (double)z->lengths[i];
+        double sequences = (double)(z->attention_rows / z->lengths[i]);
+        m->attention.points[i].at = z->lengths[i];
+        m->attention.points[i].per_second =
+            3 * 4 * C * length * length * sequences / t->attention[i];
+    }
+    m->attention.count = CALIBRATE_LENGTHS;
+    m->elementwise_per_second = (4 * 4 * C + 6 * F) * T * element / t->elementwise;
+    m->update_per_second = (double)z->update_numel * (element < 4 ? 2 * 2 + 28 : 28) / t->update;
+    m->memory_per_second = (double)z->update_numel * 12 / t->copy;
+    m->launch_seconds = t->launch;
+}
+
+static double positive(double value, double otherwise)
+{
+    return value > 0 ? value : otherwise;
+}
+
+static void rates_of_links(struct machine *m, const struct calibrate_sizes *z,
+                           const struct calibrate_times *t, int world)
+{
+    bool cuda = m->device == DEVICE_CUDA;
+    double sent = (double)(z->link_numel / world * (world - 1) * (int64_t)sizeof(float));
+    m->near = (struct simulate_link){0, m->memory_per_second, m->memory_per_second};
+    if (world == 1)
+        return;
+    m->near.hop_seconds = cuda ? nvlink_hop_seconds : 0;
+    m->near.gather_per_second = sent / positive(t->gather_large - t->gather_small, t->gather_large);
+    m->near.reduce_per_second = sent / positive(t->reduce_large - t->reduce_small, t->reduce_large);
+    m->call_seconds =
+        positive((t->gather_small + t->reduce_small) / 2 - (world - 1) * m->near.hop_seconds, 0);
+    if (!cuda)
+        return;
+    /* While collectives ran, compute lost (beside - alone). */
+    double lost = positive(t->beside - t->alone, 0);
+    double left = positive(t->collectives - lost, t->collectives / 20);
+    m->slow_down_near = m->slow_down_far = lost / left;
+}
+
+static void say_sources(struct machine *m, const struct calibrate_sizes *z, int world, int threads)
+{
+    char ranks[96];
+    if (m->device == DEVICE_CPU)
+        snprintf(ranks, sizeof ranks, "%d ranks of %d threads", world, threads);
+    else
+        snprintf(ranks, sizeof ranks, "%d GPUs", world);
+    const char *const what[MACHINE_GROUPS] = {
+        [MACHINE_PRODUCTS] = "linear layer, three products",
+        [MACHINE_ATTENTION] = "forward and backward, dropout 0.1",
+        [MACHINE_MEMORY] = "copy: a sum of two arrays; elementwise: GELU and residual norms; "
+                           "update: AdamW",
+        [MACHINE_LAUNCH] = "many tiny operations; collective: of a few bytes, less its hops",
+        [MACHINE_NEAR] = m->device == DEVICE_CPU
+                             ? "all_gather, reduce_scatter; hops are in collective_us"
+                             : "all_gather, reduce_scatter; hop: NCCL's own model of a ring",
+        [MACHINE_SLOW_DOWN] = m->device == DEVICE_CPU
+                                  ? "none: a rank does one instruction after the other"
+                                  : "products beside collectives; far: as near",
+    };
+    for (int g = 0; g < MACHINE_GROUPS; g++)
+        if (what[g] != NULL)
+            snprintf(m->source[g], sizeof m->source[g],
+                     "measured by tessera calibrate, %s, "
+                     "%" PRId64 " channels: %s",
+                     ranks, z->channels, what[g]);
+    if (world == 1)
+        snprintf(m->source[MACHINE_NEAR], sizeof m->source[MACHINE_NEAR],
+                 "one rank: nothing was measured, this is memory's copy");
+}
+
+static struct calibrate_sizes sizes_for(const struct device *device)
+{
+    if (device->asynchronous)
+        return (struct calibrate_sizes){1024, 4096, {512, 2048, 8192}, {128, 384},
+                                        4608, 4096, 32 << 20,          64 << 20};
+    return (struct calibrate_sizes){512, 2048, {128, 512, 2048}, {128, 384},
+                                    768, 1024, 4 << 20,          8 << 20};
+}
+
+enum status calibrate_rank(struct machine *m, struct device *device, struct comm *comm,
+                           enum comm_kind kind, const struct calibrate_sizes *sizes)
+{
+    enum status st = ST_OK;
+    struct calibrate_times times = {0};
+    struct bench b = {.device = device,
+                      .comm = comm,
+                      .s = &device->streams[STREAM_COMPUTE],
+                      .sizes = sizes != NULL ? *sizes : sizes_for(device)};
+    memset(m, 0, sizeof *m);
+    m->device = device->asynchronous ? DEVICE_CUDA : DEVICE_CPU;
+    snprintf(m->name, sizeof m->name, "%s", device->name);
+    TRY_GOTO(st, out, device_timer_open(device, &b.begin));
+    TRY_GOTO(st, out, device_timer_open(device, &b.end));
+    TRY_GOTO(st, out, calibrate_compute(&b, &times));
+    if (comm->world_size > 1)
+        TRY_GOTO(st, out, calibrate_links(&b, &times, kind));
+    TRY_GOTO(st, out, mean_over_ranks(&b, &times));
+    rates_of_compute(m, &b.sizes, &times, (double)dtype_bytes(device->param_dtype));
+    rates_of_links(m, &b.sizes, &times, comm->world_size);
+    say_sources(m, &b.sizes, comm->world_size, device->threads);
+out:
+    device_settle(device);
+    calibrate_compute_close(&b);
+    for (struct bench_block *k = b.blocks; k != NULL; k = k->next)
+        device_free(device, &k->memory);
+    pool_release(&b.pool);
+    device_timer_close(&b.begin);
+    device_timer_close(&b.end);
+    return st;
+}

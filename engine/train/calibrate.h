@@ -1,0 +1,90 @@
+/*
+ * engine/train/calibrate.h - measure what this machine can do (tessera calibrate).
+ *
+ * All ranks of a run measure at the same time, on their devices and over their communicator, so
+ * that they share memory and caches as they do in a step. A number of the profile is made from the
+ * mean over ranks of the fastest of a few repeats:
+ *
+ *     products     a linear layer C -> 4 C: forward, gradient of data, gradient of weights
+ *     attention    forward and backward at two lengths, dropout 0.1
+ *     memory       what a block does beside products (GELU, two residual norms); AdamW; a sum
+ *     launch       many tiny operations in a row, on a GPU replayed from a graph
+ *     near         all_gather and reduce_scatter, of a few bytes and of many MiB
+ *     slow_down    products with and without collectives beside them (GPUs)
+ *
+ * It takes a few seconds.
+ */
+#ifndef ENGINE_TRAIN_CALIBRATE_H
+#define ENGINE_TRAIN_CALIBRATE_H
+
+#include "comm/comm.h"
+#include "engine/base/arena.h"
+#include "engine/train/machine.h"
+
+C_BEGIN
+
+enum { CALIBRATE_ROWS = 3, CALIBRATE_LENGTHS = 2 };
+
+/* How much is measured; rows and lengths ascend. */
+struct calibrate_sizes {
+    int64_t channels, ffn, rows[CALIBRATE_ROWS], lengths[CALIBRATE_LENGTHS];
+    int64_t attention_rows, elementwise_rows, update_numel, link_numel;
+};
+
+/** calibrate_rank() - all ranks call it; each gets the same profile, without a date.
+ * @kind: what @comm is, for its staging. @sizes: NULL: those for this kind of device.
+ *
+ * Return: ST_OK; ST_MEMORY; ST_DEVICE; ST_COMM, ST_TIMEOUT. */
+MUST_CHECK enum status calibrate_rank(struct machine *m, struct device *device, struct comm *comm,
+                                      enum comm_kind kind, const struct calibrate_sizes *sizes);
+
+/* ---- for engine/train/calibrate*.c only ---- */
+
+/* Seconds, but for what is said. */
+struct calibrate_times {
+    double product[CALIBRATE_ROWS];
+    double attention[CALIBRATE_LENGTHS];
+    double elementwise, update, copy, launch;
+    double gather_small, gather_large, reduce_small, reduce_large;
+    double alone, beside, collectives; /* products alone, with collectives beside; these alone */
+};
+
+struct stage;
+struct links;
+struct bench_block;
+
+struct bench {
+    struct device *device; /* borrowed, as the next two */
+    struct comm *comm;
+    struct stream *s;
+    struct calibrate_sizes sizes;
+    struct device_timer begin, end;
+    struct pool pool;           /* of the list below */
+    struct bench_block *blocks; /* device memory to give back */
+    struct stage *stage;        /* of calibrate_compute.c, NULL before */
+    struct links *links;        /* of calibrate_links.c */
+};
+
+/** bench_time() - the fastest of a few repeats of what @run issues on b->s. All ranks together. */
+MUST_CHECK enum status bench_time(struct bench *b, double *seconds,
+                                  enum status (*run)(struct bench *b));
+
+/** bench_same() - rank 0's count to all: they must make the same calls. */
+MUST_CHECK enum status bench_same(struct bench *b, int *count);
+
+/** bench_take() - device memory until the end; zeros. */
+MUST_CHECK enum status bench_take(struct bench *b, void **out, size_t bytes);
+
+/** calibrate_compute() - leaves b->stage for bench_products(); calibrate_compute_close() ends it. */
+MUST_CHECK enum status calibrate_compute(struct bench *b, struct calibrate_times *times);
+void calibrate_compute_close(struct bench *b);
+
+/** bench_products() - the three products of the linear layer with the most rows. */
+MUST_CHECK enum status bench_products(struct bench *b);
+
+MUST_CHECK enum status calibrate_links(struct bench *b, struct calibrate_times *times,
+                                       enum comm_kind kind);
+
+C_END
+
+#endif

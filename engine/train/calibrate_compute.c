@@ -1,0 +1,328 @@
+#include <string.h>
+
+#include "engine/base/rng.h"
+#include "engine/ops/ops.h"
+#include "engine/train/calibrate.h"
+
+enum { HEAD_WIDTH = 64, POSITIONS = 512, TINY = 256, TINY_CALLS = 200, NOISE = 1 << 18 };
+
+/* What the ops work on; tensors have room for the most rows. */
+struct stage {
+    struct sequences q;
+    int32_t *index, *host_index; /* device memory behind q's arrays; the same, pinned, owned */
+    int64_t most_rows, rows;     /* rows: of the op that is timed */
+    int64_t channels, ffn, update_numel;
+    struct step_state *state; /* device memory */
+    float *noise;             /* device memory */
+    void *x, *y, *z, *wide, *wide2, *qkv, *dqkv, *lse, *stats, *gamma, *beta, *w, *param;
+    float *dgamma, *dbeta, *dw, *dbias;
+    float *adam[4];      /* master, m, v, gradient */
+    struct graph *graph; /* owned; TINY_CALLS tiny operations */
+};
+
+static struct tensor rows_of(struct bench *b, void *data, int64_t columns)
+{
+    return tensor_2d(data, b->device->param_dtype, b->stage->rows, columns);
+}
+
+static struct tensor vector_of(struct bench *b, void *data)
+{
+    return tensor_1d(data, b->device->param_dtype, b->stage->channels);
+}
+
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+/* Numbers like those of a network: products of zeros are faster than others on some cards. */
+static enum status take_noise(struct bench *b, void **out, int64_t numel)
+{
+    struct stage *g = b->stage;
+    size_t element = dtype_bytes(b->device->param_dtype);
+    TRY(bench_take(b, out, (size_t)numel * element));
+    for (int64_t at = 0; at < numel; at += NOISE) {
+        int64_t n = numel - at < NOISE ? numel - at : NOISE;
+        TRY(op_cast(b->s, tensor_1d((char *)*out + (size_t)at * element, b->device->param_dtype, n),
+                    tensor_1d(g->noise, DTYPE_F32, n)));
+    }
+    return ST_OK;
+}
+
+static enum status make_noise(struct bench *b)
+{
+    struct stage *g = b->stage;
+    float *host = NULL;
+    enum status st = ST_OK;
+    TRY(bench_take(b, (void **)&g->noise, NOISE * sizeof *g->noise));
+    TRY(device_alloc_host(b->device, (void **)&host, NOISE * sizeof *host));
+    rng_fill_normal(host, 0, NOISE, 1, 2, 0.02f);
+    TRY_GOTO(st, out, device_copy(b->s, g->noise, host, NOISE * sizeof *host));
+    TRY_GOTO(st, out, stream_sync(b->s));
+out:
+    device_free_host(b->device, (void **)&host);
+    return st;
+}
+
+static enum status make_state(struct bench *b)
+{
+    struct stage *g = b->stage;
+    struct step_state *host = NULL;
+    enum status st = ST_OK;
+    TRY(bench_take(b, (void **)&g->state, sizeof *g->state));
+    TRY(device_alloc_host(b->device, (void **)&host, sizeof *host));
+    *host = (struct step_state){.host = {.seed = 1, .training = 1, .inv_count = 1.0f},
+                                .lr = 1e-4f,
+                                .clip = 1.0f,
+                                .correction1 = 0.1f,
+                                .correction2 = 0.001f};
+    TRY_GOTO(st, out, device_copy(b->s, g->state, host, sizeof *host));
+    TRY_GOTO(st, out, stream_sync(b->s));
+out:
+    device_free_host(b->device, (void **)&host);
+    return st;
+}
+
+static enum status make_workspace(struct bench *b)
+{
+    const struct stage *g = b->stage;
+    struct op_limits limits = {.rows = g->most_rows,
+                               .channels = g->channels,
+                               .ffn = g->ffn,
+                               .heads = g->channels / HEAD_WIDTH,
+                               .sequences = g->most_rows,
+                               .max_length = POSITIONS,
+                               .vocab_rows = TINY,
+                               .world_size = b->comm->world_size};
+    b->s->workspace_bytes = op_workspace_bytes(b->device, &limits);
+    return bench_take(b, &b->s->workspace, b->s->workspace_bytes);
+}
+
+static enum status make_tensors(struct bench *b)
+{
+    struct stage *g = b->stage;
+    int64_t T = g->most_rows, C = g->channels, F = g->ffn;
+    const struct {
+        void **data;
+        int64_t numel;
+    } activations[] = {{&g->x, T * C},
+                       {&g->y, T * C},
+                       {&g->z, T * C},
+                       {&g->wide, T * F},
+                       {&g->wide2, T * F},
+                       {&g->qkv, T * 3 * C},
+                       {&g->dqkv, T * 3 * C},
+                       {&g->gamma, C},
+                       {&g->beta, C},
+                       {&g->w, F * C},
+                       {&g->param, g->update_numel}};
+    for (size_t i = 0; i < sizeof activations / sizeof *activations; i++)
+        TRY(take_noise(b, activations[i].data, activations[i].numel));
+    TRY(bench_take(b, &g->lse, (size_t)(C / HEAD_WIDTH * T) * sizeof(float)));
+    TRY(bench_take(b, &g->stats, (size_t)(2 * T) * sizeof(float)));
+    TRY(bench_take(b, (void **)&g->dw, (size_t)(F * C) * sizeof *g->dw));
+    TRY(bench_take(b, (void **)&g->dbias, (size_t)F * sizeof *g->dbias));
+    TRY(bench_take(b, (void **)&g->dgamma, (size_t)C * sizeof *g->dgamma));
+    TRY(bench_take(b, (void **)&g->dbeta, (size_t)C * sizeof *g->dbeta));
+    for (int i = 0; i < 4; i++)
+        TRY(bench_take(b, (void **)&g->adam[i], (size_t)g->update_numel * sizeof *g->adam[i]));
+    return ST_OK;
+}
+
+/* Sequences of @length that fill @rows. */
+static enum status set_batch(struct bench *b, int64_t rows, int64_t length)
+{
+    struct stage *g = b->stage;
+    int64_t most = g->most_rows, count = rows / length;
+    int32_t *cu = g->host_index, *kv = cu + most + 1, *sample = kv + most, *row = sample + most;
+    for (int64_t i = 0; i <= count; i++)
+        cu[i] = (int32_t)(i * length);
+    for (int64_t i = 0; i < count; i++) {
+        kv[i] = (int32_t)length;
+        sample[i] = (int32_t)i;
+    }
+    for (int64_t i = 0; i < rows; i++)
+        row[i] = (int32_t)(i / length);
+    TRY(device_copy(b->s, g->index, g->host_index, (size_t)(4 * most + 1) * sizeof *g->index));
+    TRY(stream_sync(b->s));
+    const int32_t *at = g->index, *zeros = at + 4 * most + 1;
+    g->rows = rows;
+    g->q = (struct sequences){.rows = rows,
+                              .count = (int32_t)count,
+                              .max_length = (int32_t)length,
+                              .positions = POSITIONS,
+                              .cu_seqlens = at,
+                              .kv_len = at + most + 1,
+                              .sample = at + 2 * most + 1,
+                              .token = zeros,
+                              .token_type = zeros,
+                              .row_sequence = at + 3 * most + 1,
+                              .token_order = zeros,
+                              .start = zeros,
+                              .end = zeros};
+    return ST_OK;
+}
+
+static enum status make_all(struct bench *b)
+{
+    struct stage *g = b->stage;
+    size_t numel = (size_t)(5 * g->most_rows + 1);
+    TRY(make_workspace(b));
+    TRY(make_noise(b));
+    TRY(make_state(b));
+    TRY(make_tensors(b));
+    TRY(bench_take(b, (void **)&g->index, numel * sizeof *g->index));
+    TRY(device_alloc_host(b->device, (void **)&g->host_index, numel * sizeof *g->host_index));
+    memset(g->host_index, 0, numel * sizeof *g->host_index);
+    return stream_sync(b->s);
+}
+
+/* ---- what is timed --------------------------------------------------------------------------- */
+
+static struct dropout drop(struct bench *b)
+{
+    return (struct dropout){0.1f, 1, b->stage->state};
+}
+
+static enum status run_products(struct bench *b)
+{
+    struct stage *g = b->stage;
+    int64_t C = g->channels, F = g->ffn;
+    const struct tensor none = {0};
+    struct tensor w = tensor_2d(g->w, b->device->param_dtype, F, C);
+    TRY(op_linear_forward(b->s, rows_of(b, g->wide, F), rows_of(b, g->x, C), w, none));
+    TRY(op_linear_backward_data(b->s, rows_of(b, g->y, C), rows_of(b, g->wide2, F), w, false));
+    return op_linear_backward_weight(b->s, tensor_2d(g->dw, DTYPE_F32, F, C), none,
+                                     rows_of(b, g->wide2, F), rows_of(b, g->x, C), false);
+}
+
+static enum status run_attention(struct bench *b)
+{
+    struct stage *g = b->stage;
+    int64_t C = g->channels;
+    int heads = (int)(C / HEAD_WIDTH);
+    struct tensor qkv = rows_of(b, g->qkv, 3 * C), out = rows_of(b, g->y, C);
+    struct tensor lse = tensor_2d(g->lse, DTYPE_F32, heads, g->rows);
+    TRY(op_attention_forward(b->s, out, lse, qkv, &g->q, heads, drop(b)));
+    return op_attention_backward(b->s, rows_of(b, g->dqkv, 3 * C), rows_of(b, g->x, C), out, lse,
+                                 qkv, &g->q, heads, drop(b));
+}
+
+/* What a block does beside products and attention. */
+static enum status run_elementwise(struct bench *b)
+{
+    struct stage *g = b->stage;
+    int64_t C = g->channels, F = g->ffn;
+    const struct tensor none = {0};
+    struct tensor gamma = vector_of(b, g->gamma), beta = vector_of(b, g->beta);
+    struct tensor dgamma = tensor_1d(g->dgamma, DTYPE_F32, C);
+    struct tensor dbeta = tensor_1d(g->dbeta, DTYPE_F32, C);
+    struct tensor stats = tensor_2d(g->stats, DTYPE_F32, 2, g->rows);
+    struct tensor x = rows_of(b, g->x, C), y = rows_of(b, g->y, C), z = rows_of(b, g->z, C);
+    struct tensor pre = rows_of(b, g->wide, F), out = rows_of(b, g->wide2, F);
+    struct tensor dx = rows_of(b, g->qkv, C), dy = rows_of(b, g->dqkv, C);
+    for (int i = 0; i < 2; i++)
+        TRY(op_residual_norm_forward(b->s, y, z, stats, x, z, gamma, beta, &g->q, 1e-12f, drop(b)));
+    TRY(op_gelu_forward(b->s, out, pre));
+    TRY(op_gelu_backward(b->s, out, pre, tensor_1d(g->dbias, DTYPE_F32, F), out, pre, false));
+    for (int i = 0; i < 2; i++)
+        TRY(op_residual_norm_backward(b->s, dx, dy, dgamma, dbeta, none, y, z, stats, gamma, &g->q,
+                                      drop(b), false));
+    return ST_OK;
+}
+
+static enum status run_update(struct bench *b)
+{
+    struct stage *g = b->stage;
+    int64_t n = g->update_numel;
+    bool is_master = b->device->param_dtype == DTYPE_F32;
+    const struct adam_range all = {0, n, true, false};
+    const struct optim_hyper hyper = {
+        .lr = 1e-4f, .beta1 = 0.9f, .beta2 = 0.999f, .eps = 1e-8f, .weight_decay = 0.01f};
+    return op_adamw(b->s, tensor_1d(is_master ? NULL : g->param, b->device->param_dtype, n),
+                    tensor_1d(g->adam[0], DTYPE_F32, n), tensor_1d(g->adam[1], DTYPE_F32, n),
+                    tensor_1d(g->adam[2], DTYPE_F32, n), tensor_1d(g->adam[3], DTYPE_F32, n), &all,
+                    1, g->state, &hyper);
+}
+
+static enum status sum_of(struct bench *b, int64_t n)
+{
+    const struct stage *g = b->stage;
+    return op_accumulate(b->s, tensor_1d(g->adam[1], DTYPE_F32, n),
+                         tensor_1d(g->adam[3], DTYPE_F32, n), true);
+}
+
+static enum status run_copy(struct bench *b)
+{
+    return sum_of(b, b->stage->update_numel);
+}
+
+static enum status run_tiny(struct bench *b)
+{
+    if (b->stage->graph != NULL)
+        return graph_launch(b->s, b->stage->graph);
+    for (int i = 0; i < TINY_CALLS; i++)
+        TRY(sum_of(b, TINY));
+    return ST_OK;
+}
+
+/* On a GPU steps are replayed from graphs. */
+static enum status capture_tiny(struct bench *b)
+{
+    struct graph *graph = NULL;
+    TRY(stream_capture_begin(b->s));
+    enum status st = run_tiny(b);
+    enum status ended = stream_capture_end(b->s, &graph);
+    b->stage->graph = graph;
+    TRY(st);
+    return ended;
+}
+
+static enum status time_all(struct bench *b, struct calibrate_times *t)
+{
+    const struct calibrate_sizes *z = &b->sizes;
+    for (int i = 0; i < CALIBRATE_ROWS; i++) {
+        TRY(set_batch(b, z->rows[i], z->lengths[0]));
+        TRY(bench_time(b, &t->product[i], run_products));
+    }
+    for (int i = 0; i < CALIBRATE_LENGTHS; i++) {
+        TRY(set_batch(b, z->attention_rows, z->lengths[i]));
+        TRY(bench_time(b, &t->attention[i], run_attention));
+    }
+    TRY(set_batch(b, z->elementwise_rows, z->lengths[0]));
+    TRY(bench_time(b, &t->elementwise, run_elementwise));
+    TRY(bench_time(b, &t->update, run_update));
+    TRY(bench_time(b, &t->copy, run_copy));
+    if (b->device->asynchronous)
+        TRY(capture_tiny(b));
+    TRY(bench_time(b, &t->launch, run_tiny));
+    t->launch /= TINY_CALLS;
+    return ST_OK;
+}
+
+enum status bench_products(struct bench *b)
+{
+    return run_products(b);
+}
+
+enum status calibrate_compute(struct bench *b, struct calibrate_times *times)
+{
+    const struct calibrate_sizes *z = &b->sizes;
+    struct stage *g = NULL;
+    TRY(pool_take(&b->pool, &g, sizeof *g));
+    g->channels = z->channels;
+    g->ffn = z->ffn;
+    g->update_numel = z->update_numel;
+    g->most_rows = z->rows[CALIBRATE_ROWS - 1];
+    b->stage = g;
+    TRY(make_all(b));
+    TRY(time_all(b, times));
+    return set_batch(b, g->most_rows, z->lengths[0]);
+}
+
+void calibrate_compute_close(struct bench *b)
+{
+    if (b->stage == NULL)
+        return;
+    graph_close(&b->stage->graph);
+    device_free_host(b->device, (void **)&b->stage->host_index);
+    b->s->workspace = NULL;
+    b->s->workspace_bytes = 0;
+}
