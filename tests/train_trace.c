@@ -103,7 +103,7 @@ static int check_file(const char *path, int rank, int64_t step)
     static bool seen[MAX_INSTRS];
     static struct span compute[MAX_INSTRS];
     int count = 0, on_compute = 0, collectives = 0;
-    double last = 0, busy = 0;
+    double last = 0, busy = 0, sum = 0;
     json_error_t error;
     json_t *root = json_load_file(path, 0, &error);
     if (root == NULL)
@@ -124,6 +124,9 @@ static int check_file(const char *path, int rank, int64_t step)
         seen[instr] = true;
         count++;
         assert_true(ts >= 0 && dur >= 0);
+        double own = number(args, "busy");
+        assert_true(own >= 0 && own <= dur + 0.002);
+        sum += own;
         last = ts + dur > last ? ts + dur : last;
         if (number(e, "tid") == STREAM_COMPUTE)
             compute[on_compute++] = (struct span){ts, ts + dur};
@@ -144,6 +147,7 @@ static int check_file(const char *path, int rank, int64_t step)
     assert_int_equal((int64_t)number(other, "step"), step);
     assert_int_equal((int)number(other, "rank"), rank);
     assert_true(last <= number(other, "step_us") + 0.002);
+    assert_true(sum <= number(other, "step_us") + 0.002 * count); /* one thread does it all */
     assert_true(last >= busy - 0.1);
     assert_true(number(other, "step_us") <= told.wall_us[rank]);
     json_decref(root);

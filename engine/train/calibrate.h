@@ -75,7 +75,7 @@ MUST_CHECK enum status bench_same(struct bench *b, int *count);
 /** bench_take() - device memory until the end; zeros. */
 MUST_CHECK enum status bench_take(struct bench *b, void **out, size_t bytes);
 
-/** calibrate_compute() - leaves b->stage for bench_products(); calibrate_compute_close() ends it. */
+/** calibrate_compute() - leaves b->stage for bench_products() until calibrate_compute_close(). */
 MUST_CHECK enum status calibrate_compute(struct bench *b, struct calibrate_times *times);
 void calibrate_compute_close(struct bench *b);
 

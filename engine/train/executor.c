@@ -359,6 +359,8 @@ static enum status issue(struct turn *t, const struct instr *in, struct stream *
 /* Let a stream wait for an instruction. */
 static enum status wait_for(struct turn *t, struct stream *s, int index)
 {
+    if (t->ex->trace != NULL)
+        TRY(trace_waits(t->ex->trace, index, s));
     TRY(stream_wait(s, &t->events[index]));
     return t->ex->trace != NULL ? trace_completed(t->ex->trace, index, s) : ST_OK;
 }

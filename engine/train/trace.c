@@ -9,7 +9,10 @@
 
 struct times {
     struct device_timer begin, end;
-    bool open; /* a collective of the CPU that nobody has waited for */
+    struct device_timer issued; /* of a collective of the CPU, as the next two */
+    double waited_ms;
+    bool pending; /* it was not done when it had been issued */
+    bool open;    /* and nobody has waited for it yet */
 };
 
 struct trace {
@@ -17,7 +20,8 @@ struct trace {
     const struct program *program;
     const struct model *model;
     struct times *times; /* owned; one an instruction */
-    struct device_timer joined;
+    struct device_timer joined, wait_begin;
+    int waits_for; /* the instruction since wait_begin */
 };
 
 /* ---- timers ---- */
@@ -25,10 +29,12 @@ struct trace {
 static enum status open_timers(struct trace *t)
 {
     TRY(device_timer_open(t->device, &t->joined));
+    TRY(device_timer_open(t->device, &t->wait_begin));
     TRY(mem_alloc(&t->times, sizeof *t->times * (size_t)t->program->instr_count));
     for (int i = 0; i < t->program->instr_count; i++) {
         TRY(device_timer_open(t->device, &t->times[i].begin));
         TRY(device_timer_open(t->device, &t->times[i].end));
+        TRY(device_timer_open(t->device, &t->times[i].issued));
     }
     return ST_OK;
 }
@@ -57,8 +63,10 @@ void trace_close(struct trace **trace)
     for (int i = 0; t->times != NULL && i < t->program->instr_count; i++) {
         device_timer_close(&t->times[i].begin);
         device_timer_close(&t->times[i].end);
+        device_timer_close(&t->times[i].issued);
     }
     device_timer_close(&t->joined);
+    device_timer_close(&t->wait_begin);
     mem_free(&t->times);
     mem_free(trace);
 }
@@ -70,11 +78,19 @@ enum status trace_begin(struct trace *t, int instr, struct stream *s)
 
 enum status trace_end(struct trace *t, int instr, struct stream *s, bool pending)
 {
-    t->times[instr].open = pending;
-    return pending ? ST_OK : device_timer_record(&t->times[instr].end, s);
+    struct times *x = &t->times[instr];
+    x->open = x->pending = pending;
+    return device_timer_record(pending ? &x->issued : &x->end, s);
 }
 
-enum status trace_completed(struct trace *t, int instr, struct stream *s)
+enum status trace_waits(struct trace *t, int instr, struct stream *s)
+{
+    t->waits_for = instr;
+    return device_timer_record(&t->wait_begin, s);
+}
+
+/* Those issued up to @instr are complete. */
+static enum status close_until(struct trace *t, int instr, struct stream *s)
 {
     for (int i = 0; i <= instr; i++) {
         if (!t->times[i].open)
@@ -85,9 +101,19 @@ enum status trace_completed(struct trace *t, int instr, struct stream *s)
     return ST_OK;
 }
 
+enum status trace_completed(struct trace *t, int instr, struct stream *s)
+{
+    struct times *x = &t->times[instr];
+    if (!x->open) /* then the wait was for no collective, and none is known to be complete */
+        return ST_OK;
+    TRY(close_until(t, instr, s));
+    ASSERT(t->waits_for == instr);
+    return device_timer_elapsed_ms(&t->wait_begin, &x->end, &x->waited_ms);
+}
+
 enum status trace_join(struct trace *t, struct stream *s)
 {
-    TRY(trace_completed(t, t->program->instr_count - 1, s));
+    TRY(close_until(t, t->program->instr_count - 1, s));
     return device_timer_record(&t->joined, s);
 }
 
@@ -137,13 +163,26 @@ static size_t collective_bytes(const struct trace *t, const struct instr *in)
     return most;
 }
 
+/* What the instruction took of its stream's time, on a CPU of the rank's: a collective that was
+ * not done at once is away between its issue and the wait for it. */
+static enum status busy_ms(const struct times *x, double dur, double *busy)
+{
+    *busy = dur;
+    if (!x->pending)
+        return ST_OK;
+    TRY(device_timer_elapsed_ms(&x->begin, &x->issued, busy));
+    *busy += x->waited_ms;
+    return ST_OK;
+}
+
 static enum status put_instr(struct text *text, const struct trace *t, int index, int rank)
 {
     const struct instr *in = &t->program->instrs[index];
-    double ts = 0, dur = 0;
+    double ts = 0, dur = 0, busy = 0;
     char unit[128], label[64] = "";
     TRY(device_timer_elapsed_ms(&t->times[0].begin, &t->times[index].begin, &ts));
     TRY(device_timer_elapsed_ms(&t->times[index].begin, &t->times[index].end, &dur));
+    TRY(busy_ms(&t->times[index], dur, &busy));
     plain(unit, in->unit >= 0 ? t->model->units[in->unit].name : "");
     if (in->micro_batch >= 0)
         snprintf(label, sizeof label, " m%d", in->micro_batch);
@@ -154,8 +193,8 @@ static enum status put_instr(struct text *text, const struct trace *t, int index
         program_stream_name(in->stream), rank, (int)in->stream, ts * 1e3, dur * 1e3);
     put(text,
         "\"args\":{\"instr\":%d,\"op\":\"%s\",\"unit\":\"%s\",\"micro_batch\":%d,"
-        "\"bytes\":%zu}}",
-        index, program_op_name(in->op), unit, in->micro_batch, collective_bytes(t, in));
+        "\"bytes\":%zu,\"busy\":%.3f}}",
+        index, program_op_name(in->op), unit, in->micro_batch, collective_bytes(t, in), busy * 1e3);
     return ST_OK;
 }
 

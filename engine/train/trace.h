@@ -8,13 +8,16 @@
  *     {"traceEvents": [
  *       {"name":"BACKWARD block.3 m0","cat":"compute","ph":"X","pid":0,"tid":0,
  *         "ts":1024.250,"dur":310.500,
- *         "args":{"instr":71,"op":"BACKWARD","unit":"block.3","micro_batch":0,"bytes":0}}, ...],
+ *         "args":{"instr":71,"op":"BACKWARD","unit":"block.3","micro_batch":0,"bytes":0,
+ *           "busy":310.500}}, ...],
  *     "otherData": {"step":5,"rank":0,"world_size":4,"device":"...","captured":true,"step_us":..}}
  *
  * ts and dur are microseconds since the begin of the step's first instruction on this rank; "bytes"
- * is what a collective gathers or reduces, whole. On CUDA a captured step is captured once more
- * with the timers in it, so that the time line is that of a replay. On the CPU a collective ends
- * when the rank first waits for it: peers may have been done before.
+ * is what a collective gathers or reduces, whole; "busy" is dur, but for a collective of the CPU
+ * only what the rank itself spent on it, issuing and waiting: these add up to the step. On CUDA a
+ * captured step is captured once more with the timers in it, so that the time line is that of a
+ * replay. On the CPU a collective ends when the rank first waits for it: peers may have been done
+ * before.
  */
 #ifndef ENGINE_TRAIN_TRACE_H
 #define ENGINE_TRAIN_TRACE_H
@@ -47,7 +50,11 @@ MUST_CHECK enum status trace_begin(struct trace *t, int instr, struct stream *s)
 /** trace_end() - the instruction was issued. @pending: a CPU collective that is not done yet. */
 MUST_CHECK enum status trace_end(struct trace *t, int instr, struct stream *s, bool pending);
 
-/** trace_completed() - a wait for @instr ended: so did all earlier collectives of the CPU. */
+/** trace_waits() - @s is about to wait for @instr. */
+MUST_CHECK enum status trace_waits(struct trace *t, int instr, struct stream *s);
+
+/** trace_completed() - a wait for @instr ended; if it is a collective of the CPU, all earlier ones
+ * have too. trace_waits() came before. */
 MUST_CHECK enum status trace_completed(struct trace *t, int instr, struct stream *s);
 
 /** trace_join() - all streams have joined @s at the end of the step. */
