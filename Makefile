@@ -90,7 +90,7 @@ help:
 	@echo "make bench      build the benchmarks and run them; PYTHON= one with torch and transformers"
 	@echo "make golden     make the golden numbers again (PyPI: torch, transformers)"
 	@echo "make parity     real weights in Tessera and in transformers (PyPI): the same numbers"
-	@echo "make docs       write docs/configuration.md from the table of fields"
+	@echo "make docs       write docs/configuration.md and the tables of docs/scaling.md"
 	@echo "make deps       install the packages that the build needs; with MPI=1 Open MPI too"
 	@echo "make format     clang-format over the tree"
 	@sed -n 's/^# Knobs: /Knobs: /p; s/^#  *MPI=/       MPI=/p; s/^# DEBUG/       DEBUG/p; s/^# WERROR/       WERROR/p' Makefile
@@ -218,6 +218,7 @@ golden:
 
 docs: $(BINARY)
 	@./$(BINARY) config --document > docs/configuration.md
+	@sed -i '/^<!-- All that follows/q' docs/scaling.md && ./$(BINARY) plan --scaling >> docs/scaling.md
 
 clean:
 	rm -rf build tessera

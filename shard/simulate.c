@@ -50,30 +50,78 @@ static double ring_per_second(const struct simulate_rates *rates, struct simulat
     return w.ranks == w.nodes || far < near ? far : near;
 }
 
-/* The sum of shares over the groups of hybrid sharding: to the owners of its parts and back. */
-static double replica_seconds(const struct simulate_rates *rates, double share, int replicas)
-{
-    double part = share / replicas;
-    return (replicas - 1) *
-           (2 * rates->far.hop_seconds +
-            part * (1 / rates->far.reduce_per_second + 1 / rates->far.gather_per_second));
-}
-
-static double ring_seconds(const struct program *p, const struct instr *in,
-                           const struct simulate_rates *rates, struct simulate_world w)
+static double share_bytes(const struct program *p, const struct instr *in, int ranks)
 {
     const struct operand *whole = program_operand(in, whole_role(in));
-    double share = (double)p->buffers[whole->buffer].bytes / w.ranks;
+    return (double)p->buffers[whole->buffer].bytes / ranks;
+}
+
+/* What a collective's seconds are made of. */
+struct parts {
+    double hops;          /* latency */
+    double bytes, across; /* on their way, in the ring and between the groups of hybrid sharding */
+};
+
+/* The sum of shares over the groups goes to the owners of its parts and back. */
+static void add_across(struct parts *x, const struct simulate_rates *rates, double share,
+                       int replicas)
+{
+    int ring = replicas - 1, tree = 0;
+    while (1 << tree < replicas)
+        tree++;
+    x->hops += 2 * (ring < tree ? ring : tree) * rates->far.hop_seconds;
+    x->across = ring * share / replicas *
+                (1 / rates->far.reduce_per_second + 1 / rates->far.gather_per_second);
+}
+
+static struct parts parts_of(const struct program *p, const struct instr *in,
+                             const struct simulate_rates *rates, struct simulate_world w)
+{
+    struct parts x = {0};
+    double share = share_bytes(p, in, w.ranks);
+    if (w.ranks > 1) {
+        x.hops =
+            (w.ranks - w.nodes) * rates->near.hop_seconds + (w.nodes - 1) * rates->far.hop_seconds;
+        x.bytes = (w.ranks - 1) * share / ring_per_second(rates, w, gathers(in));
+    }
+    if (w.replicas > 1 && in->op == OP_REDUCE)
+        add_across(&x, rates, share, w.replicas);
+    return x;
+}
+
+static double collective_seconds(const struct program *p, const struct instr *in,
+                                 const struct simulate_rates *rates, struct simulate_world w)
+{
     if (w.ranks * w.replicas == 1)
         return 0;
-    double seconds = rates->call_seconds;
-    if (w.ranks > 1)
-        seconds += (w.ranks - w.nodes) * rates->near.hop_seconds +
-                   (w.nodes - 1) * rates->far.hop_seconds +
-                   (w.ranks - 1) * share / ring_per_second(rates, w, gathers(in));
-    if (w.replicas > 1 && in->op == OP_REDUCE)
-        seconds += replica_seconds(rates, share, w.replicas);
-    return seconds;
+    struct parts x = parts_of(p, in, rates, w);
+    return rates->call_seconds + x.hops + x.bytes + x.across;
+}
+
+/* Of bytes at this speed. */
+static double slow_down_at(const struct simulate_rates *rates, double per_second, bool gather)
+{
+    double near = link_per_second(&rates->near, gather);
+    double slow_down = near > 0 ? rates->slow_down * per_second / near : 0;
+    return slow_down > rates->slow_down_least ? slow_down : rates->slow_down_least;
+}
+
+double simulate_slow_down(const struct program *p, const struct simulate_rates *rates,
+                          struct simulate_world w)
+{
+    double seconds = 0, slowed = 0;
+    for (int i = 0; i < p->instr_count && w.ranks * w.replicas > 1; i++) {
+        const struct instr *in = &p->instrs[i];
+        if (!simulate_is_collective(in->op))
+            continue;
+        struct parts x = parts_of(p, in, rates, w);
+        double ring = w.ranks > 1 ? ring_per_second(rates, w, gathers(in)) : 0;
+        seconds += rates->call_seconds + x.hops + x.bytes + x.across;
+        slowed += rates->call_seconds * rates->slow_down + x.hops * rates->slow_down_least +
+                  x.bytes * slow_down_at(rates, ring, gathers(in)) +
+                  x.across * slow_down_at(rates, rates->far.reduce_per_second, false);
+    }
+    return seconds > 0 ? slowed / seconds : 0;
 }
 
 static double pass_seconds(const struct pass_work *work, const struct simulate_rates *rates)
@@ -103,7 +151,7 @@ double simulate_seconds(const struct program *p, const struct instr *in,
     if (in->op == OP_BACKWARD)
         return pass_seconds(&rates->units[in->unit].backward, rates);
     if (simulate_is_collective(in->op))
-        return rates->launch_seconds + ring_seconds(p, in, rates, world);
+        return rates->launch_seconds + collective_seconds(p, in, rates, world);
     double per_second = in->op == OP_UPDATE ? rates->update_per_second : rates->memory_per_second;
     return rates->launch_seconds + moved_bytes(p, in, world.ranks) / per_second;
 }
@@ -259,7 +307,7 @@ enum status simulate_program(struct simulate_result *result, const struct progra
     if (rates->in_order)
         simulate_in_order(result, spans, p, seconds);
     else
-        simulate_run(result, spans, p, seconds, rates->slow_down);
+        simulate_run(result, spans, p, seconds, simulate_slow_down(p, rates, world));
 out:
     mem_free(&spans);
     mem_free(&seconds);

@@ -22,13 +22,18 @@
  *
  *     seconds = call + (N - M) near hop + (M - 1) far hop + (N - 1) / N S / min(near, N / M far)
  *
- * Hybrid sharding: R such groups, one a node, each with the whole model. REDUCE then sums a rank's
- * shard over its R peers in the other nodes, in a ring of its own:
+ * Hybrid sharding: R such groups, one a node (M = 1), each with the whole model. REDUCE then sums a
+ * rank's shard over its R peers in the other nodes; sums may go up and down two trees:
  *
- *     seconds += 2 (R - 1) far hop + 2 (R - 1) / R S / N / far
+ *     seconds += 2 min(R - 1, log2 R) far hop + 2 (R - 1) / R S / N / far
  *
- * (M = 1 in this case.) Pure arithmetic on one rank's program, which is every rank's: ranks are
- * taken to be equally fast. Ring terms: Patarasuk and Yuan, J. Parallel Distrib. Comput. 69 (2009).
+ * How much a collective slows compute down is known at the speed of near links. Its bytes at a
+ * fraction of this speed do a fraction of that, but at least what the multiprocessors take that it
+ * holds; so do its hops.
+ *
+ * Pure arithmetic on one rank's program, which is every rank's: ranks are taken to be equally fast.
+ * Ring terms: Patarasuk and Yuan, J. Parallel Distrib. Comput. 69 (2009); trees: Sanders, Speck and
+ * Traeff, Parallel Computing 35 (2009).
  */
 #ifndef SHARD_SIMULATE_H
 #define SHARD_SIMULATE_H
@@ -52,7 +57,8 @@ struct simulate_rates {
     double launch_seconds;          /* that each kernel takes beside its work */
     double call_seconds;            /* that each collective takes beside its hops */
     struct simulate_link near, far; /* within a node; between nodes, of a rank alone */
-    double slow_down;               /* >= 0 */
+    double slow_down;               /* >= 0, of collectives at the speed of near links */
+    double slow_down_least;         /* >= 0, of the slowest ones */
     bool in_order;                  /* a CPU rank: simulate_in_order() */
 };
 
@@ -91,6 +97,10 @@ double simulate_seconds(const struct program *p, const struct instr *in,
  */
 void simulate_run(struct simulate_result *result, struct simulate_span *spans,
                   const struct program *p, const double *seconds, double slow_down);
+
+/** simulate_slow_down() - of the program's collectives, the mean over their time. */
+double simulate_slow_down(const struct program *p, const struct simulate_rates *rates,
+                          struct simulate_world world);
 
 /** simulate_in_order() - the same on a rank that does one instruction after the other. */
 void simulate_in_order(struct simulate_result *result, struct simulate_span *spans,

@@ -354,9 +354,11 @@ static void between_nodes_all_links_of_a_node_carry_a_ring(void **state)
     assert_ok(program_build(&p, PROGRAM_STEP, &c.spec));
     struct simulate_rates rates = bert_rates(&c, 100);
     rates.far = (struct simulate_link){7e-6, 5e9, 4e9};
+    int first = 0; /* a REDUCE */
     for (int i = 0; i < p.instr_count; i++) {
         const struct instr *in = &p.instrs[i];
         bool reduce = in->op == OP_REDUCE;
+        first = reduce ? i : first;
         if (!reduce && in->op != OP_GATHER)
             continue;
         double share = (double)c.units[in->unit].shard_numel * (reduce ? 4 : 2);
@@ -366,10 +368,37 @@ static void between_nodes_all_links_of_a_node_carry_a_ring(void **state)
         CLOSE(simulate_seconds(&p, in, &rates, (struct simulate_world){8, 8, 1}),
               1e-6 + 5e-6 + 7 * 7e-6 + 7 * share / (reduce ? 4e9 : 5e9));
         /* Hybrid: eight ranks a node, three nodes; gradients of a shard go round them. */
-        double across = 2 * (2 * 7e-6 + share / 3 * (1 / 4e9 + 1 / 5e9));
+        double across = 2 * 2 * 7e-6 + 2 * share / 3 * (1 / 4e9 + 1 / 5e9);
         CLOSE(simulate_seconds(&p, in, &rates, (struct simulate_world){8, 1, 3}),
               1e-6 + 5e-6 + 7 * (2e-6 + share / 100e9) + (reduce ? across : 0));
     }
+    /* 31 peers: a tree of five levels, and nearly all bytes twice. */
+    double ring = simulate_seconds(&p, &p.instrs[first], &rates, (struct simulate_world){8, 1, 1});
+    double share = (double)c.units[p.instrs[first].unit].shard_numel * 4;
+    CLOSE(simulate_seconds(&p, &p.instrs[first], &rates, (struct simulate_world){8, 1, 32}),
+          ring + 2 * 5 * 7e-6 + 31 * share / 32 * (1 / 4e9 + 1 / 5e9));
+    program_release(&p);
+}
+
+static void collectives_slow_compute_by_their_speed(void **state)
+{
+    static struct spec_case c;
+    struct program p = {0};
+    (void)state;
+    spec_bert(&c, &spec_bert_base, DTYPE_BF16, 1, 8);
+    assert_ok(program_build(&p, PROGRAM_STEP, &c.spec));
+    struct simulate_rates rates = bert_rates(&c, 100);
+    rates.slow_down = 1;
+    rates.slow_down_least = 0.1;
+    rates.call_seconds = rates.near.hop_seconds = 0;
+    CLOSE(simulate_slow_down(&p, &rates, one_node(8)), 1);
+    CLOSE(simulate_slow_down(&p, &rates, one_node(1)), 0);
+    rates.far = (struct simulate_link){0, 5e9, 5e9}; /* four of them a node: a fifth of near */
+    CLOSE(simulate_slow_down(&p, &rates, (struct simulate_world){8, 2, 1}), 0.2);
+    rates.far.gather_per_second = rates.far.reduce_per_second = 1e9;
+    CLOSE(simulate_slow_down(&p, &rates, (struct simulate_world){8, 2, 1}), 0.1);
+    rates.far.gather_per_second = rates.far.reduce_per_second = 200e9;
+    CLOSE(simulate_slow_down(&p, &rates, (struct simulate_world){8, 2, 1}), 1);
     program_release(&p);
 }
 
@@ -482,6 +511,7 @@ int main(void)
         cmocka_unit_test(lines_of_random_programs_keep_order_and_bounds),
         cmocka_unit_test(a_collective_is_a_ring_of_hops),
         cmocka_unit_test(between_nodes_all_links_of_a_node_carry_a_ring),
+        cmocka_unit_test(collectives_slow_compute_by_their_speed),
         cmocka_unit_test(compute_takes_flops_and_bytes_and_updates_take_bytes),
         cmocka_unit_test(in_order_a_step_is_the_sum_and_all_collectives_are_exposed),
         cmocka_unit_test(faster_links_and_prefetch_make_no_step_longer),

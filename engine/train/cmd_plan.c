@@ -8,6 +8,7 @@
 #include "engine/train/evaluate.h"
 #include "engine/train/forecast.h"
 #include "engine/train/run.h"
+#include "engine/train/scaling.h"
 
 enum { STAGES = 4 };
 
@@ -259,7 +260,7 @@ enum status cmd_plan(int argc, char **argv)
 {
     const char *path = NULL, *ranks = NULL, *stage = NULL, *profile = NULL;
     struct option_list sets = {.count = 0};
-    bool json = false, show_program = false, from_data = false, help_shown = false;
+    bool json = false, show_program = false, from_data = false, help_shown = false, scaling = false;
     const struct option options[] = {
         {.name = "config",
          .kind = OPTION_TEXT,
@@ -286,6 +287,10 @@ enum status cmd_plan(int argc, char **argv)
          .metavar = "FILE|NAME",
          .help = "predict step times for a machine: what tessera calibrate has written, or a name "
                  "as in h100+ib400; without it, this user's own profile if there is one"},
+        {.name = "scaling",
+         .kind = OPTION_FLAG,
+         .value = &scaling,
+         .help = "print the tables of docs/scaling.md, and nothing else"},
         {.name = "json", .kind = OPTION_FLAG, .value = &json, .help = "print JSON"},
         {.name = "show-program",
          .kind = OPTION_FLAG,
@@ -308,6 +313,8 @@ enum status cmd_plan(int argc, char **argv)
     TRY(options_parse(&command, argc, argv, &help_shown));
     if (help_shown)
         return ST_OK;
+    if (scaling)
+        return scaling_print();
     TRY(config_load(&config, path, sets.items, sets.count));
     if (ranks != NULL) {
         snprintf(assignment, sizeof assignment, "train.ranks=%s", ranks);

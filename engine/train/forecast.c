@@ -8,7 +8,7 @@ struct batch_size forecast_batch(const struct setup *setup)
 }
 
 struct simulate_rates forecast_rates(const struct machine *m, const struct unit_work *units,
-                                     struct batch_size micro, bool far)
+                                     struct batch_size micro)
 {
     double length = micro.tokens > 0 ? micro.squared_lengths / micro.tokens : 0;
     return (struct simulate_rates){
@@ -22,12 +22,13 @@ struct simulate_rates forecast_rates(const struct machine *m, const struct unit_
         .call_seconds = m->call_seconds,
         .near = m->near,
         .far = m->far,
-        .slow_down = far ? m->slow_down_far : m->slow_down_near,
+        .slow_down = m->slow_down_near,
+        .slow_down_least = m->slow_down_far,
         .in_order = m->device == DEVICE_CPU,
     };
 }
 
-static enum status check_world(const struct machine *m, struct simulate_world w)
+enum status forecast_check(const struct machine *m, struct simulate_world w)
 {
     if (w.ranks < 1 || w.nodes < 1 || w.replicas < 1 || w.ranks % w.nodes != 0)
         return FAIL(INVALID, "%d ranks do not spread equally over %d nodes", w.ranks, w.nodes);
@@ -46,11 +47,11 @@ enum status forecast_step(struct forecast *out, const struct setup *setup,
     enum status st = ST_OK;
     struct unit_work *units = NULL;
     struct simulate_result r;
-    TRY(check_world(machine, world));
+    TRY(forecast_check(machine, world));
     TRY(mem_alloc(&units, sizeof *units * (size_t)setup->model.unit_count));
     for (int u = 0; u < setup->model.unit_count; u++)
         units[u] = model_unit_work(&setup->model, u, micro);
-    struct simulate_rates rates = forecast_rates(machine, units, micro, world.nodes > 1);
+    struct simulate_rates rates = forecast_rates(machine, units, micro);
     TRY_GOTO(st, out, simulate_program(&r, step, &rates, world));
     *out = (struct forecast){r.seconds, r.compute_seconds, r.collective_seconds, r.exposed_seconds};
 out:

@@ -36,12 +36,15 @@ MUST_CHECK enum status forecast_step(struct forecast *out, const struct setup *s
                                      const struct program *step, const struct machine *machine,
                                      struct simulate_world world, struct batch_size micro);
 
+/** forecast_check() - ST_INVALID for a world that @machine does not have. */
+MUST_CHECK enum status forecast_check(const struct machine *machine, struct simulate_world world);
+
 /**
  * forecast_rates() - the machine's rates for units that do @units (one a unit of the program).
- * @micro: chooses from the curves. @far: collectives cross nodes.
+ * @micro: chooses from the curves.
  */
 struct simulate_rates forecast_rates(const struct machine *machine, const struct unit_work *units,
-                                     struct batch_size micro, bool far);
+                                     struct batch_size micro);
 
 C_END
 

@@ -31,7 +31,7 @@
  *     slow_down:                 # of compute beside a collective; 1: half as fast
  *       source: "..."
  *       near: 1.1
- *       far: 0.15
+ *       far: 0.15                     # of the slowest networks
  *
  * "far" may be missing: then there is one node. Between two points rates are interpolated; below
  * the first one the time stays that of the first (rate in proportion), above the last the rate.
