@@ -42,6 +42,7 @@ need zlib zlib zlib.h gzopen -lz
 need protobuf-c libprotobuf-c protobuf-c/protobuf-c.h protobuf_c_message_pack -lprotobuf-c
 need ISA-L libisal isa-l/crc.h crc32_iscsi -lisal
 command -v protoc-c >/dev/null || missing="$missing protoc-c"
+need hwloc hwloc hwloc.h hwloc_topology_load -lhwloc
 need zstd libzstd zstd.h ZSTD_compressCCtx -lzstd
 if [ -n "$missing" ]; then
     echo "missing:$missing (run \`make deps\`)" >&2

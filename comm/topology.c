@@ -1,0 +1,666 @@
+#include "comm/topology.h"
+
+#include <errno.h>
+#include <hwloc.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/base/arena.h"
+#include "engine/base/file.h"
+
+enum { NODES, CORES, GPUS, NICS, OBJECTS }; /* of capacity */
+
+enum { NVIDIA = 0x10de, CLASS_DISPLAY = 0x03, KIB = 1024, MIB = 1024 * KIB };
+
+/* While it is read. */
+struct reader {
+    struct topology *t;
+    hwloc_topology_t hwloc;
+    bool this_system;
+    hwloc_obj_t *shown; /* owned; hwloc's object of each entry of t->objects */
+    hwloc_obj_t *gpu;   /* owned; of each entry of t->gpus */
+    hwloc_obj_t *nic;
+    size_t shown_capacity, gpu_capacity, nic_capacity;
+};
+
+/* ---- hwloc's types --------------------------------------------------------------------------- */
+
+enum device_use { USE_NETWORK, USE_FABRIC, USE_COMPUTE };
+
+static bool device_is(hwloc_obj_t device, enum device_use use)
+{
+#if HWLOC_API_VERSION >= 0x00030000
+    static const unsigned long bits[] = {HWLOC_OBJ_OSDEV_NETWORK, HWLOC_OBJ_OSDEV_OPENFABRICS,
+                                         HWLOC_OBJ_OSDEV_COPROC};
+    bool is = (device->attr->osdev.types & bits[use]) != 0;
+    return use == USE_NETWORK ? is && (device->attr->osdev.types & bits[USE_FABRIC]) == 0 : is;
+#else
+    static const hwloc_obj_osdev_type_t types[] = {
+        HWLOC_OBJ_OSDEV_NETWORK, HWLOC_OBJ_OSDEV_OPENFABRICS, HWLOC_OBJ_OSDEV_COPROC};
+    return device->attr->osdev.type == types[use];
+#endif
+}
+
+static struct cpuset cpuset_of(hwloc_const_bitmap_t bitmap)
+{
+    struct cpuset set = {{0}};
+    int cpu = -1;
+    while ((cpu = hwloc_bitmap_next(bitmap, cpu)) >= 0 && cpu < CPUSET_MAX)
+        cpuset_add(&set, cpu);
+    return set;
+}
+
+static void bus_id_of(char out[16], hwloc_obj_t pci)
+{
+    snprintf(out, 16, "%04x:%02x:%02x.%x", (unsigned)pci->attr->pcidev.domain & 0xffffu,
+             (unsigned)pci->attr->pcidev.bus & 0xffu, (unsigned)pci->attr->pcidev.dev & 0x1fu,
+             (unsigned)pci->attr->pcidev.func & 7u);
+}
+
+static int cores_in(const struct reader *r, hwloc_obj_t obj)
+{
+    hwloc_obj_type_t type =
+        hwloc_get_nbobjs_by_type(r->hwloc, HWLOC_OBJ_CORE) > 0 ? HWLOC_OBJ_CORE : HWLOC_OBJ_PU;
+    return hwloc_get_nbobjs_inside_cpuset_by_type(r->hwloc, obj->cpuset, type);
+}
+
+/* The object behind @obj, children first: memory, then what computes, then devices. Without
+ * recursion: a file may nest as it likes. */
+static hwloc_obj_t next_object(hwloc_obj_t obj)
+{
+    hwloc_obj_t child = obj->memory_first_child ? obj->memory_first_child
+                        : obj->first_child      ? obj->first_child
+                                                : obj->io_first_child;
+    while (child == NULL) {
+        hwloc_obj_t parent = obj->parent;
+        if (obj->next_sibling != NULL)
+            return obj->next_sibling;
+        if (parent == NULL)
+            return NULL;
+        if (hwloc_obj_type_is_memory(obj->type) && parent->first_child != NULL)
+            child = parent->first_child;
+        else if (!hwloc_obj_type_is_io(obj->type))
+            child = parent->io_first_child;
+        obj = parent;
+    }
+    return child;
+}
+
+static bool is_above(hwloc_obj_t obj, hwloc_obj_t below)
+{
+    while (below != NULL && below != obj)
+        below = below->parent;
+    return below == obj;
+}
+
+/* ---- memory and cores ------------------------------------------------------------------------ */
+
+static int package_of(const struct reader *r, hwloc_obj_t obj)
+{
+    hwloc_obj_t package = obj->type == HWLOC_OBJ_PACKAGE
+                              ? obj
+                              : hwloc_get_ancestor_obj_by_type(r->hwloc, HWLOC_OBJ_PACKAGE, obj);
+    return package != NULL ? (int)package->logical_index : -1;
+}
+
+static enum status read_nodes(struct reader *r)
+{
+    struct topology *t = r->t;
+    hwloc_obj_t obj = NULL;
+    while ((obj = hwloc_get_next_obj_by_type(r->hwloc, HWLOC_OBJ_NUMANODE, obj)) != NULL) {
+        TRY(mem_grow(&t->nodes, &t->capacity[NODES], (size_t)t->node_count + 1, sizeof *t->nodes));
+        t->nodes[t->node_count++] = (struct topology_node){
+            .number = (int)obj->os_index,
+            .package = package_of(r, obj),
+            .memory_bytes = (int64_t)obj->attr->numanode.local_memory,
+            .cpus = cpuset_of(obj->cpuset),
+        };
+    }
+    return ST_OK;
+}
+
+/* The smallest node that holds the CPU; of several the first: Linux allocates from that one. */
+static int node_of(const struct topology *t, int cpu)
+{
+    int best = -1, best_cpus = 0;
+    for (int n = 0; n < t->node_count; n++) {
+        int cpus = cpuset_count(&t->nodes[n].cpus);
+        if (cpuset_has(&t->nodes[n].cpus, cpu) && (best < 0 || cpus < best_cpus)) {
+            best = n;
+            best_cpus = cpus;
+        }
+    }
+    return best;
+}
+
+static enum status read_cores(struct reader *r)
+{
+    struct topology *t = r->t;
+    hwloc_obj_t pu = NULL, last = NULL;
+    while ((pu = hwloc_get_next_obj_by_type(r->hwloc, HWLOC_OBJ_PU, pu)) != NULL) {
+        hwloc_obj_t core = hwloc_get_ancestor_obj_by_type(r->hwloc, HWLOC_OBJ_CORE, pu);
+        struct topology_core *c = t->core_count > 0 ? &t->cores[t->core_count - 1] : NULL;
+        if ((int)pu->os_index >= CPUSET_MAX)
+            continue;
+        if (c == NULL || core == NULL || core != last || c->cpu_count == TOPOLOGY_THREADS) {
+            TRY(mem_grow(&t->cores, &t->capacity[CORES], (size_t)t->core_count + 1,
+                         sizeof *t->cores));
+            int kind = hwloc_cpukinds_get_by_cpuset(r->hwloc, pu->cpuset, 0);
+            c = &t->cores[t->core_count++];
+            *c = (struct topology_core){.node = node_of(t, (int)pu->os_index),
+                                        .package = package_of(r, pu),
+                                        .kind = kind > 0 ? kind : 0};
+            t->kind_count = c->kind + 1 > t->kind_count ? c->kind + 1 : t->kind_count;
+        }
+        c->cpu[c->cpu_count++] = (int)pu->os_index;
+        last = core;
+    }
+    return t->core_count > 0 && t->node_count > 0 ? ST_OK : FAIL(CORRUPT, "the machine has no CPU");
+}
+
+static void size_text(char *out, size_t bytes, uint64_t size)
+{
+    if (size >= (uint64_t)MIB * KIB)
+        snprintf(out, bytes, "%.0f GiB", (double)size / MIB / KIB);
+    else if (size >= MIB)
+        snprintf(out, bytes, "%.3g MiB", (double)size / MIB);
+    else
+        snprintf(out, bytes, "%.3g KiB", (double)size / KIB);
+}
+
+/* What the first core has for itself. */
+static void describe_core(struct reader *r)
+{
+    hwloc_obj_t obj = hwloc_get_obj_by_type(r->hwloc, HWLOC_OBJ_PU, 0);
+    int threads = r->t->cores[0].cpu_count;
+    char *out = r->t->core_text, size[32];
+    size_t room = sizeof r->t->core_text, used;
+    used = (size_t)snprintf(out, room, threads == 1 ? "1 hardware thread" : "%d hardware threads",
+                            threads);
+    for (; obj != NULL && cores_in(r, obj) <= 1; obj = obj->parent) {
+        if (!hwloc_obj_type_is_dcache(obj->type) || used + 40 > room)
+            continue;
+        size_text(size, sizeof size, obj->attr->cache.size);
+        used += (size_t)snprintf(out + used, room - used, ", L%u %s", obj->attr->cache.depth, size);
+    }
+}
+
+/* ---- devices --------------------------------------------------------------------------------- */
+
+static const char *info_of(hwloc_obj_t obj, const char *name)
+{
+    const char *text = hwloc_obj_get_info_by_name(obj, name);
+    return text != NULL ? text : "";
+}
+
+static struct cpuset near_of(const struct reader *r, hwloc_obj_t device)
+{
+    hwloc_obj_t place = hwloc_get_non_io_ancestor_obj(r->hwloc, device);
+    return cpuset_of(place->cpuset);
+}
+
+static bool is_gpu(hwloc_obj_t pci)
+{
+    if (pci->attr->pcidev.class_id >> 8 == CLASS_DISPLAY && pci->attr->pcidev.vendor_id == NVIDIA)
+        return true;
+    for (hwloc_obj_t d = pci->io_first_child; d != NULL; d = d->next_sibling)
+        if (d->type == HWLOC_OBJ_OS_DEVICE && device_is(d, USE_COMPUTE))
+            return true;
+    return false;
+}
+
+static enum status add_gpu(struct reader *r, hwloc_obj_t pci)
+{
+    struct topology *t = r->t;
+    TRY(mem_grow(&t->gpus, &t->capacity[GPUS], (size_t)t->gpu_count + 1, sizeof *t->gpus));
+    TRY(mem_grow(&r->gpu, &r->gpu_capacity, (size_t)t->gpu_count + 1, sizeof(hwloc_obj_t)));
+    struct topology_gpu *g = &t->gpus[t->gpu_count];
+    *g = (struct topology_gpu){.cuda = pci->attr->pcidev.vendor_id == NVIDIA,
+                               .near = near_of(r, pci),
+                               .link_GBs = (double)pci->attr->pcidev.linkspeed};
+    bus_id_of(g->bus_id, pci);
+    snprintf(g->name, sizeof g->name, "%s", info_of(pci, "PCIDevice"));
+    for (hwloc_obj_t d = pci->io_first_child; d != NULL; d = d->next_sibling)
+        if (info_of(d, "GPUModel")[0] != '\0')
+            snprintf(g->name, sizeof g->name, "%s", info_of(d, "GPUModel"));
+    r->gpu[t->gpu_count++] = pci;
+    return ST_OK;
+}
+
+static bool interface_is_down(const struct reader *r, const char *name)
+{
+    char path[128], state[16] = "";
+    snprintf(path, sizeof path, "/sys/class/net/%.64s/operstate", name);
+    FILE *file = r->this_system ? fopen(path, "re") : NULL;
+    if (file == NULL)
+        return false;
+    bool read = fgets(state, sizeof state, file) != NULL;
+    fclose(file);
+    return read && strncmp(state, "down", 4) == 0;
+}
+
+/* A card with several ports has a function each, and each is a NIC; virtual functions without a
+ * device of the system are none. */
+static enum status add_nic(struct reader *r, hwloc_obj_t pci)
+{
+    struct topology *t = r->t;
+    struct topology_nic nic = {
+        .near = near_of(r, pci), .up = true, .link_GBs = (double)pci->attr->pcidev.linkspeed};
+    for (hwloc_obj_t d = pci->io_first_child; d != NULL; d = d->next_sibling) {
+        if (d->type != HWLOC_OBJ_OS_DEVICE || d->name == NULL)
+            continue;
+        if (device_is(d, USE_NETWORK) && nic.interface[0] == '\0') {
+            snprintf(nic.interface, sizeof nic.interface, "%s", d->name);
+            nic.up &= !interface_is_down(r, d->name);
+        }
+        /* usNIC has no connections, only datagrams. */
+        if (!device_is(d, USE_FABRIC) || strncmp(d->name, "usnic", 5) == 0 || nic.fabric[0] != '\0')
+            continue;
+        snprintf(nic.fabric, sizeof nic.fabric, "%s", d->name);
+        const char *state = info_of(d, "Port1State");
+        nic.up &= state[0] == '\0' || state[0] == '4'; /* "active" of the InfiniBand standard */
+    }
+    if (nic.interface[0] == '\0' && nic.fabric[0] == '\0')
+        return ST_OK;
+    TRY(mem_grow(&t->nics, &t->capacity[NICS], (size_t)t->nic_count + 1, sizeof *t->nics));
+    TRY(mem_grow(&r->nic, &r->nic_capacity, (size_t)t->nic_count + 1, sizeof(hwloc_obj_t)));
+    bus_id_of(nic.bus_id, pci);
+    r->nic[t->nic_count] = pci;
+    t->nics[t->nic_count++] = nic;
+    return ST_OK;
+}
+
+static enum status read_devices(struct reader *r)
+{
+    hwloc_obj_t pci = NULL;
+    while ((pci = hwloc_get_next_pcidev(r->hwloc, pci)) != NULL) {
+        if (is_gpu(pci))
+            TRY(add_gpu(r, pci));
+        else
+            TRY(add_nic(r, pci));
+    }
+    return ST_OK;
+}
+
+static enum topology_distance distance(const struct reader *r, hwloc_obj_t a, hwloc_obj_t b)
+{
+    hwloc_obj_t common = a;
+    while (!is_above(common, b))
+        common = common->parent;
+    if (common->type == HWLOC_OBJ_BRIDGE)
+        return common->attr->bridge.upstream_type == HWLOC_OBJ_BRIDGE_PCI ? TOPOLOGY_SWITCH
+                                                                          : TOPOLOGY_BRIDGE;
+    if (hwloc_obj_type_is_io(common->type))
+        return TOPOLOGY_SWITCH;
+    if (hwloc_bitmap_weight(common->nodeset) == 1)
+        return TOPOLOGY_NODE;
+    return package_of(r, common) >= 0 ? TOPOLOGY_PACKAGE : TOPOLOGY_MACHINE;
+}
+
+static enum status read_distances(struct reader *r)
+{
+    struct topology *t = r->t;
+    TRY(mem_alloc(&t->distances, (size_t)t->gpu_count * (size_t)t->nic_count));
+    for (int g = 0; g < t->gpu_count; g++)
+        for (int n = 0; n < t->nic_count; n++)
+            t->distances[g * t->nic_count + n] = (unsigned char)distance(r, r->gpu[g], r->nic[n]);
+    return ST_OK;
+}
+
+/* ---- the picture ----------------------------------------------------------------------------- */
+
+/* The part of a bridge's tree in which something is shown: a bridge with one such part is only a
+ * piece of wire. */
+static int parts_shown(const struct reader *r, hwloc_obj_t bridge)
+{
+    int parts = 0;
+    for (hwloc_obj_t child = bridge->io_first_child; child != NULL; child = child->next_sibling) {
+        bool any = false;
+        for (int i = 0; i < r->t->gpu_count && !any; i++)
+            any = is_above(child, r->gpu[i]);
+        for (int i = 0; i < r->t->nic_count && !any; i++)
+            any = is_above(child, r->nic[i]);
+        parts += any;
+    }
+    return parts;
+}
+
+static int index_in(hwloc_obj_t *list, int count, hwloc_obj_t obj)
+{
+    for (int i = 0; i < count; i++)
+        if (list[i] == obj)
+            return i;
+    return -1;
+}
+
+static bool is_shown(const struct reader *r, hwloc_obj_t obj, enum topology_kind *kind)
+{
+    switch (obj->type) {
+    case HWLOC_OBJ_MACHINE:
+        *kind = TOPOLOGY_IS_MACHINE;
+        return true;
+    case HWLOC_OBJ_PACKAGE:
+        *kind = TOPOLOGY_IS_PACKAGE;
+        return true;
+    case HWLOC_OBJ_GROUP:
+    case HWLOC_OBJ_DIE:
+        *kind = TOPOLOGY_IS_GROUP;
+        return cores_in(r, obj) > 1;
+    case HWLOC_OBJ_NUMANODE:
+        *kind = TOPOLOGY_IS_NODE;
+        return true;
+    case HWLOC_OBJ_L3CACHE:
+    case HWLOC_OBJ_L4CACHE:
+    case HWLOC_OBJ_L5CACHE:
+        *kind = TOPOLOGY_IS_CACHE;
+        return cores_in(r, obj) > 1;
+    case HWLOC_OBJ_BRIDGE:
+        *kind = TOPOLOGY_IS_BRIDGE;
+        return parts_shown(r, obj) >
+               (obj->attr->bridge.upstream_type == HWLOC_OBJ_BRIDGE_PCI ? 1 : 0);
+    case HWLOC_OBJ_PCI_DEVICE:
+        *kind = is_gpu(obj) ? TOPOLOGY_IS_GPU : TOPOLOGY_IS_NIC;
+        return index_in(r->gpu, r->t->gpu_count, obj) >= 0 ||
+               index_in(r->nic, r->t->nic_count, obj) >= 0;
+    default:
+        return false;
+    }
+}
+
+static void gpu_text(char *out, size_t bytes, const struct topology_gpu *g)
+{
+    char link[32] = "";
+    if (g->link_GBs > 0)
+        snprintf(link, sizeof link, ", %.1f GB/s", g->link_GBs);
+    snprintf(out, bytes, "GPU %s%s%.40s%s", g->bus_id, g->name[0] != '\0' ? " " : "", g->name,
+             link);
+}
+
+static void nic_text(char *out, size_t bytes, const struct topology_nic *n)
+{
+    bool both = n->fabric[0] != '\0' && n->interface[0] != '\0';
+    char link[32] = "";
+    if (n->link_GBs > 0)
+        snprintf(link, sizeof link, ", %.1f GB/s", n->link_GBs);
+    snprintf(out, bytes, "NIC %s %.20s%s%.20s%s%s%s", n->bus_id, n->fabric, both ? " (" : "",
+             n->interface, both ? ")" : "", link, n->up ? "" : ", down");
+}
+
+static void object_text(const struct reader *r, char *out, size_t bytes, hwloc_obj_t obj,
+                        enum topology_kind kind)
+{
+    char size[32], bus_id[16];
+    const char *name;
+    switch (kind) {
+    case TOPOLOGY_IS_MACHINE:
+        name = info_of(obj, "DMIProductName");
+        name = name[0] != '\0' ? name : info_of(obj, "PlatformModel");
+        snprintf(out, bytes, "machine%s%.64s", name[0] != '\0' ? ": " : "", name);
+        break;
+    case TOPOLOGY_IS_PACKAGE:
+        snprintf(out, bytes, "package %u%s%.64s", obj->logical_index,
+                 info_of(obj, "CPUModel")[0] != '\0' ? ": " : "", info_of(obj, "CPUModel"));
+        break;
+    case TOPOLOGY_IS_GROUP:
+        snprintf(out, bytes, "%s %u", obj->type == HWLOC_OBJ_DIE ? "die" : "group",
+                 obj->logical_index);
+        break;
+    case TOPOLOGY_IS_NODE:
+        size_text(size, sizeof size, obj->attr->numanode.local_memory);
+        snprintf(out, bytes, "node %u: %s of memory", obj->os_index, size);
+        break;
+    case TOPOLOGY_IS_CACHE:
+        size_text(size, sizeof size, obj->attr->cache.size);
+        snprintf(out, bytes, "L%u %s", obj->attr->cache.depth, size);
+        break;
+    case TOPOLOGY_IS_BRIDGE:
+        snprintf(bus_id, sizeof bus_id, " ");
+        if (obj->attr->bridge.upstream_type == HWLOC_OBJ_BRIDGE_PCI)
+            bus_id_of(bus_id, obj);
+        snprintf(out, bytes, bus_id[0] == ' ' ? "host bridge" : "PCIe switch %s", bus_id);
+        break;
+    case TOPOLOGY_IS_GPU:
+        gpu_text(out, bytes, &r->t->gpus[index_in(r->gpu, r->t->gpu_count, obj)]);
+        break;
+    case TOPOLOGY_IS_NIC:
+        nic_text(out, bytes, &r->t->nics[index_in(r->nic, r->t->nic_count, obj)]);
+        break;
+    }
+}
+
+static enum status show(struct reader *r, hwloc_obj_t obj, enum topology_kind kind)
+{
+    struct topology *t = r->t;
+    TRY(mem_grow(&t->objects, &t->capacity[OBJECTS], (size_t)t->object_count + 1,
+                 sizeof *t->objects));
+    TRY(mem_grow(&r->shown, &r->shown_capacity, (size_t)t->object_count + 1, sizeof(hwloc_obj_t)));
+    struct topology_object *o = &t->objects[t->object_count];
+    *o = (struct topology_object){.kind = kind, .parent = -1};
+    for (hwloc_obj_t p = obj->parent; p != NULL && o->parent < 0; p = p->parent)
+        o->parent = index_in(r->shown, t->object_count, p);
+    o->depth = o->parent >= 0 ? t->objects[o->parent].depth + 1 : 0;
+    object_text(r, o->text, sizeof o->text, obj, kind);
+    r->shown[t->object_count++] = obj;
+    return ST_OK;
+}
+
+static bool computes(enum topology_kind kind)
+{
+    return kind == TOPOLOGY_IS_MACHINE || kind == TOPOLOGY_IS_PACKAGE ||
+           kind == TOPOLOGY_IS_GROUP || kind == TOPOLOGY_IS_CACHE;
+}
+
+/* Cores stand in the line of the smallest thing shown that holds them. */
+static void name_cores(struct reader *r)
+{
+    struct topology *t = r->t;
+    for (int i = 0; i < t->object_count; i++) {
+        struct topology_object *o = &t->objects[i];
+        bool leaf = computes(o->kind);
+        for (int k = i + 1; k < t->object_count && leaf; k++)
+            leaf = t->objects[k].parent != i || !computes(t->objects[k].kind);
+        if (!leaf)
+            continue;
+        char cpus[CPUSET_TEXT_BYTES];
+        size_t used = strlen(o->text);
+        struct cpuset set = cpuset_of(r->shown[i]->cpuset);
+        int cores = cores_in(r, r->shown[i]);
+        cpuset_format(&set, cpus, 48);
+        snprintf(o->text + used, sizeof o->text - used, "%s%d core%s, cpus %s",
+                 strchr(o->text, ':') != NULL ? ", " : ": ", cores, cores == 1 ? "" : "s", cpus);
+    }
+}
+
+static enum status read_picture(struct reader *r)
+{
+    enum topology_kind kind;
+    for (hwloc_obj_t obj = hwloc_get_root_obj(r->hwloc); obj != NULL; obj = next_object(obj))
+        if (is_shown(r, obj, &kind))
+            TRY(show(r, obj, kind));
+    name_cores(r);
+    return ST_OK;
+}
+
+/* ---- reading --------------------------------------------------------------------------------- */
+
+static enum status read_all(struct reader *r)
+{
+    r->this_system = hwloc_topology_is_thissystem(r->hwloc) == 1;
+    r->t->kind_count = 1;
+    int packages = hwloc_get_nbobjs_by_type(r->hwloc, HWLOC_OBJ_PACKAGE);
+    r->t->package_count = packages > 0 ? packages : 1;
+    TRY(read_nodes(r));
+    TRY(read_cores(r));
+    describe_core(r);
+    TRY(read_devices(r));
+    TRY(read_distances(r));
+    return read_picture(r);
+}
+
+static enum status begin(hwloc_topology_t *hwloc)
+{
+    /* Parts of hwloc that would start the libraries of devices, and take memory on them. */
+    static const char *const heavy[] = {"cuda", "nvml", "opencl", "rsmi", "levelzero", "gl"};
+    if (hwloc_topology_init(hwloc) != 0)
+        return FAIL(MEMORY, "hwloc_topology_init: %s", strerror(errno));
+    for (size_t i = 0; i < sizeof heavy / sizeof heavy[0]; i++)
+        hwloc_topology_set_components(*hwloc, HWLOC_TOPOLOGY_COMPONENTS_FLAG_BLACKLIST, heavy[i]);
+    hwloc_topology_set_io_types_filter(*hwloc, HWLOC_TYPE_FILTER_KEEP_IMPORTANT);
+    return ST_OK;
+}
+
+/* What hwloc has loaded becomes ours. */
+static enum status take(struct topology *t, hwloc_topology_t hwloc)
+{
+    struct reader r = {.t = t, .hwloc = hwloc};
+    enum status st = read_all(&r);
+    mem_free(&r.shown);
+    mem_free(&r.gpu);
+    mem_free(&r.nic);
+    if (st != ST_OK)
+        topology_release(t);
+    return st;
+}
+
+enum status topology_read(struct topology *t)
+{
+    enum status st = ST_OK;
+    hwloc_topology_t hwloc;
+    TRY(begin(&hwloc));
+    if (hwloc_topology_load(hwloc) != 0)
+        st = FAIL(SYSTEM, "hwloc cannot read this machine: %s", strerror(errno));
+    else
+        st = take(t, hwloc);
+    hwloc_topology_destroy(hwloc);
+    return st;
+}
+
+enum status topology_read_synthetic(struct topology *t, const char *text)
+{
+    enum status st = ST_OK;
+    hwloc_topology_t hwloc;
+    TRY(begin(&hwloc));
+    if (hwloc_topology_set_synthetic(hwloc, text) != 0 || hwloc_topology_load(hwloc) != 0)
+        st = FAIL(INVALID, "hwloc does not understand \"%s\"", text);
+    else
+        st = take(t, hwloc);
+    hwloc_topology_destroy(hwloc);
+    return st;
+}
+
+/* ---- XML ------------------------------------------------------------------------------------- */
+
+/* Format 3 as format 2, which differs in what we read by the numbers of device types: sets of bits
+ * then, one of a list before. The text keeps its length. */
+static void translate_format_3(char *text, char *version)
+{
+    static const char *const key = "osdev_type=\"";
+    memcpy(version, "2.0", 3);
+    version[3] = '"';
+    for (char *c = version + 4; *c == '"' || (*c >= '0' && *c <= '9'); c++)
+        *c = ' ';
+    for (char *at = text; (at = strstr(at, key)) != NULL;) {
+        at += strlen(key);
+        char *end;
+        unsigned long bits = strtoul(at, &end, 10);
+        if (end == at || *end != '"')
+            continue;
+        char type = bits & 32   ? '3'
+                    : bits & 16 ? '2'
+                    : bits & 8  ? '5'
+                    : bits & 4  ? '1'
+                    : bits & 64 ? '4'
+                                : '0';
+        memset(at, ' ', (size_t)(end - at) + 1);
+        at[0] = type;
+        at[1] = '"';
+    }
+}
+
+static enum status check_format(char *text, const char *path)
+{
+    static const char *const root = "<topology";
+    char *at = strstr(text, root), *end = at != NULL ? strchr(at, '>') : NULL;
+    if (end == NULL)
+        return FAIL(CORRUPT, "%s: no <topology>: expected what lstopo writes (lstopo FILE.xml)",
+                    path);
+    if (strstr(end, "</topology>") == NULL)
+        return FAIL(CORRUPT, "%s: </topology> is missing: the file is cut short", path);
+    char *version = strstr(at, "version=\"");
+    if (version == NULL || version > end)
+        return ST_OK; /* format 1 */
+    version += strlen("version=\"");
+    long major = strtol(version, NULL, 10);
+    if (major > 3)
+        return FAIL(CORRUPT,
+                    "%s: format %ld of hwloc's XML, known are 1 to 3 (lstopo writes older "
+                    "ones with --export-xml-flags)",
+                    path, major);
+    if (major == 3 && hwloc_get_api_version() < 0x00030000 && version[1] == '.')
+        translate_format_3(text, version);
+    return ST_OK;
+}
+
+enum status topology_read_xml(struct topology *t, const char *path)
+{
+    enum status st = ST_OK;
+    struct file_text file = {0};
+    hwloc_topology_t hwloc = NULL;
+    char library[32];
+    topology_library(library);
+    TRY_GOTO(st, out, file_read(&file, path));
+    TRY_GOTO(st, out, check_format(file.data, path));
+    TRY_GOTO(st, out, begin(&hwloc));
+    if (hwloc_topology_set_xmlbuffer(hwloc, file.data, (int)file.bytes + 1) != 0 ||
+        hwloc_topology_load(hwloc) != 0) {
+        st = FAIL(CORRUPT, "%s: %s cannot read it: it is damaged", path, library);
+        goto out;
+    }
+    st = take(t, hwloc);
+    if (st == ST_CORRUPT)
+        st = FAIL(CORRUPT, "%s: %s", path, status_message());
+out:
+    if (hwloc != NULL)
+        hwloc_topology_destroy(hwloc);
+    mem_free(&file.data);
+    return st;
+}
+
+/* ---- and afterwards -------------------------------------------------------------------------- */
+
+void topology_release(struct topology *t)
+{
+    mem_free(&t->nodes);
+    mem_free(&t->cores);
+    mem_free(&t->gpus);
+    mem_free(&t->nics);
+    mem_free(&t->objects);
+    mem_free(&t->distances);
+    memset(t, 0, sizeof *t);
+}
+
+enum topology_distance topology_distance(const struct topology *t, int gpu, int nic)
+{
+    return (enum topology_distance)t->distances[gpu * t->nic_count + nic];
+}
+
+static bool bus_numbers(unsigned out[4], const char *bus_id)
+{
+    return sscanf(bus_id, "%x:%x:%x.%x", &out[0], &out[1], &out[2], &out[3]) == 4;
+}
+
+int topology_find_gpu(const struct topology *t, const char *bus_id)
+{
+    unsigned want[4], have[4];
+    for (int i = 0; i < t->gpu_count && bus_numbers(want, bus_id); i++)
+        if (bus_numbers(have, t->gpus[i].bus_id) && memcmp(want, have, sizeof want) == 0)
+            return i;
+    return -1;
+}
+
+void topology_library(char out[32])
+{
+    unsigned v = hwloc_get_api_version();
+    snprintf(out, 32, "hwloc %u.%u.%u", v >> 16 & 0xff, v >> 8 & 0xff, v & 0xff);
+}
