@@ -662,5 +662,5 @@ int topology_find_gpu(const struct topology *t, const char *bus_id)
 void topology_library(char out[32])
 {
     unsigned v = hwloc_get_api_version();
-    snprintf(out, 32, "hwloc %u.%u.%u", v >> 16 & 0xff, v >> 8 & 0xff, v & 0xff);
+    snprintf(out, 32, "hwloc, API %u.%u", v >> 16 & 0xff, v >> 8 & 0xff);
 }

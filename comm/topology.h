@@ -125,7 +125,7 @@ enum topology_distance topology_distance(const struct topology *t, int gpu, int 
  * domain; -1: there is none. */
 int topology_find_gpu(const struct topology *t, const char *bus_id);
 
-/** topology_library() - "hwloc 2.9.0". @out: 32 bytes. */
+/** topology_library() - "hwloc, API 2.8", of the library that is loaded. @out: 32 bytes. */
 void topology_library(char out[32]);
 
 C_END

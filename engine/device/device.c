@@ -10,6 +10,12 @@ int device_cuda_count(void)
     return 0;
 }
 
+enum status device_cuda_bus_id(char out[32], int index)
+{
+    out[0] = '\0';
+    return FAIL(UNSUPPORTED, "GPU %d: this build has no CUDA", index);
+}
+
 static enum status cuda_open(struct device **out, enum precision_kind precision, int local_rank)
 {
     (void)out;

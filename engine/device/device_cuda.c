@@ -377,6 +377,11 @@ int device_cuda_count(void)
     return 0;
 }
 
+enum status device_cuda_bus_id(char out[32], int index)
+{
+    return CUDA(cudaDeviceGetPCIBusId(out, 32, index));
+}
+
 /* The name, and what the kernels need. */
 static enum status describe(struct device *device)
 {

@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "comm/topology.h"
 #include "engine/base/log.h"
 #include "engine/base/out.h"
 #include "engine/device/device.h"
@@ -28,6 +29,7 @@ static const struct entry entries[] = {
     {"compare", cmd_compare, "run stages, ranks and batches briefly, side by side"},
     {"report", cmd_report, "finished runs as one page with charts"},
     {"calibrate", cmd_calibrate, "measure this machine, for predictions of step times"},
+    {"topo", cmd_topo, "the machine, and which part of it each rank gets"},
     {"features", cmd_features, "the windows of a SQuAD file"},
     {"tokenize", cmd_tokenize, "WordPiece tokens of lines of text"},
     {"config", cmd_config, "print or document the configuration"},
@@ -48,8 +50,11 @@ static void help(void)
 static enum status version(void)
 {
     struct device *device = NULL;
+    char library[32];
+    topology_library(library);
     TRY(device_open(&device, DEVICE_CPU, PRECISION_FP32, 0, 1));
-    out("tessera " TESSERA_VERSION "\ncpu: %s\ncomm: local%s%s\ncuda: %s\n", device->name,
+    out("tessera " TESSERA_VERSION "\ncpu: %s\ntopology: %s\ncomm: local%s%s\ncuda: %s\n",
+        device->name, library,
 #ifdef TESSERA_MPI
         ", mpi",
 #else
