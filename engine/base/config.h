@@ -33,6 +33,7 @@ enum recompute_policy { RECOMPUTE_NONE, RECOMPUTE_BLOCK };
 enum comm_kind { COMM_AUTO, COMM_LOCAL, COMM_MPI, COMM_NCCL };
 enum device_kind { DEVICE_AUTO, DEVICE_CPU, DEVICE_CUDA };
 enum precision_kind { PRECISION_AUTO, PRECISION_FP32, PRECISION_BF16 };
+enum bind_kind { BIND_AUTO, BIND_NONE };
 enum stop_metric { STOP_NONE, STOP_F1, STOP_EXACT_MATCH, STOP_LOSS };
 
 /* Every field is a key "section.name" of the YAML file; model.vocab_size is run_config.model. */
@@ -68,6 +69,7 @@ struct run_config {
         int64_t gemm_multiprocessors; /* 0: all */
         int64_t max_unit_numel;
         int64_t threads; /* BLAS and op threads a rank; 0 = cores / local ranks */
+        enum bind_kind bind;
         enum comm_kind comm;
         enum device_kind device;
         enum precision_kind precision;

@@ -16,6 +16,7 @@ static const char *const reduce_names[] = {"auto", "per_step", "per_micro_batch"
 static const char *const update_names[] = {"auto", "late", "early", NULL};
 static const char *const recompute_names[] = {"none", "block", NULL};
 static const char *const comm_names[] = {"auto", "local", "mpi", "nccl", NULL};
+static const char *const bind_names[] = {"auto", "none", NULL};
 static const char *const device_names[] = {"auto", "cpu", "cuda", NULL};
 static const char *const precision_names[] = {"auto", "fp32", "bf16", NULL};
 static const char *const stop_names[] = {"none", "f1", "exact_match", "loss", NULL};
@@ -133,6 +134,9 @@ const struct config_field config_fields[] = {
         "Tables with more elements than this are split into several units."),
     INT(train, threads, 0, 0, 4096,
         "CPU threads a rank; 0: cores divided by the ranks of the machine."),
+    CHOICE(train, bind, bind_names, BIND_AUTO,
+           "Bind ranks and their threads to cores, memory and NICs near their GPUs; auto: unless "
+           "there are fewer cores than ranks."),
     CHOICE(train, comm, comm_names, COMM_AUTO,
            "How ranks talk; local: threads of one process; mpi: CPU processes of mpiexec or srun; "
            "nccl: GPUs."),

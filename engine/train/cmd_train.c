@@ -15,6 +15,7 @@ static const struct shorthand shorthands[] = {
     {"zero-stage", "train.zero_stage", "0..3", "what is partitioned across ranks"},
     {"ranks", "train.ranks", "N", "ranks that train together"},
     {"comm", "train.comm", "auto|local|mpi|nccl", "how they communicate"},
+    {"bind", "train.bind", "auto|none", "keep each rank on its own cores and near memory"},
     {"device", "train.device", "auto|cpu|cuda", "where they compute"},
     {"steps", "train.steps", "N", "steps to train; 0 evaluates only"},
     {"epochs", "train.epochs", "N", "passes over the training data"},

@@ -75,18 +75,19 @@ static void warn_of_casing(const struct trainer *t)
 }
 
 /* What users print by hand today: who runs where, and what is really on. All ranks call it. */
-static enum status banner(const struct trainer *t)
+static enum status banner(const struct trainer *t, const struct binding *b)
 {
     enum status st = ST_OK;
     char mine[WHERE_BYTES], host[256] = "?", *all = NULL;
     int world = t->comm->world_size;
     gethostname(host, sizeof host - 1);
-    snprintf(mine, sizeof mine, "host %s  pid %d  %s  %d of %d cores", host, (int)getpid(),
-             t->device->name, t->device->threads, core_count());
+    snprintf(mine, sizeof mine, "host %s  pid %d  %s  %d thread%s  %s", host, (int)getpid(),
+             t->device->name, t->device->threads, t->device->threads == 1 ? "" : "s", b->where);
     TRY(mem_alloc(&all, (size_t)world * WHERE_BYTES));
     TRY_GOTO(st, out, comm_exchange(t->comm, all, mine, WHERE_BYTES));
     for (int r = 0; r < world; r++)
         log_info("run", "rank %d of %d  %s", r, world, all + (size_t)r * WHERE_BYTES);
+    TRY_GOTO(st, out, binding_report(b, t->comm));
     describe(t);
     if (t->comm->rank == 0)
         warn_of_casing(t);
@@ -207,8 +208,9 @@ enum status run_rank(const struct rank_run *r, struct device *device, struct com
     start_times_part(trainer.start, "ranks");
     TRY_GOTO(st, out,
              trainer_open(&trainer, r->config, r->data, device, comm, r->metrics, &executor));
+    binding_check(r->binding, "the start of the run");
     if (!r->options->quiet) {
-        TRY_GOTO(st, out, banner(&trainer));
+        TRY_GOTO(st, out, banner(&trainer, r->binding));
         gpu_log_start(&gpu_log, r->config, device, comm->rank);
     }
     if (r->metrics != NULL)

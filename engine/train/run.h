@@ -9,6 +9,7 @@
 #define ENGINE_TRAIN_RUN_H
 
 #include "comm/launch.h"
+#include "engine/train/binding.h"
 #include "engine/train/trainer.h"
 
 C_BEGIN
@@ -73,6 +74,7 @@ struct rank_run {
     const struct run_options *options;
     const volatile int *signal_flag;
     struct metrics *metrics; /* rank 0's, or NULL */
+    struct binding *binding; /* the thread's, applied */
 };
 
 /** run_rank() - set up, banner, training, summary. A failure aborts @comm. */

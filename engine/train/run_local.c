@@ -8,6 +8,7 @@
 
 struct rank_thread {
     struct rank_run run;
+    struct binding binding;
     struct local_world *world;
     int rank, threads;
     pthread_t thread;
@@ -27,15 +28,18 @@ static void abort_world(struct local_world *world, int rank)
     status_set_message(cause);
 }
 
-static enum status rank_body(const struct rank_thread *r, struct comm **comm)
+static enum status rank_body(struct rank_thread *r, struct comm **comm)
 {
     enum status st = ST_OK;
     struct device *device = NULL;
+    binding_apply(&r->binding); /* before there are other threads, which inherit it */
     TRY_GOTO(st, out, local_comm_open(comm, r->world, r->rank));
     if (r->run.options->wrap_comm != NULL)
         TRY_GOTO(st, out, r->run.options->wrap_comm(r->run.options->context, comm));
+    binding_check(&r->binding, "the communicator");
     TRY_GOTO(st, out,
              device_open(&device, DEVICE_CPU, r->run.config->train.precision, 0, r->threads));
+    binding_check(&r->binding, "BLAS");
     if (r->run.options->alone != NULL)
         TRY_GOTO(st, out, r->run.options->alone(r->run.options->context, device, *comm));
     else
@@ -82,16 +86,21 @@ enum status run_local(const struct run_config *config, const struct run_data *da
     int count = (int)config->train.ranks, started = 0;
     enum status st = ST_OK;
     struct rank_thread *ranks = NULL;
+    struct binding *bindings = NULL;
     struct local_world *world = NULL;
     struct metrics metrics = {0};
     TRY(mem_alloc(&ranks, sizeof *ranks * (size_t)count));
+    TRY_GOTO(st, out, mem_alloc(&bindings, sizeof *bindings * (size_t)count));
+    binding_plan_threads(bindings, config, count);
     TRY_GOTO(st, out, local_world_open(&world, count, config->train.timeout_s * 1000));
     if (!options->quiet)
         TRY_GOTO(st, out, metrics_open(&metrics, config));
     for (; started < count; started++) {
         struct rank_thread *r = &ranks[started];
         *r = (struct rank_thread){.run = {config, data, options, signal_flag,
-                                          started == 0 && !options->quiet ? &metrics : NULL},
+                                          started == 0 && !options->quiet ? &metrics : NULL,
+                                          &r->binding},
+                                  .binding = bindings[started],
                                   .world = world,
                                   .rank = started,
                                   .threads = run_threads(config, count)};
@@ -109,6 +118,7 @@ enum status run_local(const struct run_config *config, const struct run_data *da
 out:
     metrics_close(&metrics);
     local_world_close(&world);
+    mem_free(&bindings);
     mem_free(&ranks);
     return st;
 }

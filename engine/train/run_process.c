@@ -1,4 +1,3 @@
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,6 +19,7 @@ struct process {
     struct device *device;         /* owned, as the others */
     struct rendezvous *rendezvous; /* NULL with MPI, which has its own */
     struct comm *comm;
+    struct binding binding;
 };
 
 #ifdef TESSERA_CUDA
@@ -40,16 +40,42 @@ static enum status open_rendezvous(struct rendezvous **out, const struct run_con
     return launch->world_size > 1 ? rendezvous_open(out, &options) : ST_OK;
 }
 
+/* Near the GPU, before CUDA and NCCL start threads and take memory. */
+static enum status bind_to_gpu(struct process *p, const struct run_config *config,
+                               const struct launch *launch, int index)
+{
+    enum status st = ST_OK;
+    struct binding_place mine, *all = NULL;
+    char bus_id[32];
+    TRY(device_cuda_bus_id(bus_id, index));
+    binding_place_here(&mine, bus_id);
+    TRY(mem_alloc(&all, sizeof *all * (size_t)launch->world_size));
+    all[launch->rank] = mine;
+    if (p->rendezvous != NULL)
+        TRY_GOTO(st, out, rendezvous_exchange(p->rendezvous, all, &mine, sizeof mine));
+    TRY_GOTO(st, out,
+             binding_plan_process(&p->binding, config, all, launch->world_size, launch->rank,
+                                  p->rendezvous));
+    binding_apply(&p->binding);
+out:
+    mem_free(&all);
+    return st;
+}
+
 static enum status open_gpu(struct process *p, const struct run_config *config,
                             const struct launch *launch)
 {
     int index = 0, local = launch->local_size > 0 ? launch->local_size : 1;
     TRY(open_rendezvous(&p->rendezvous, config, launch));
     TRY(launch_device(&index, launch, device_cuda_count()));
-    TRY(device_open(&p->device, DEVICE_CUDA, config->train.precision, index,
-                    run_threads(config, local)));
-    return nccl_comm_open(&p->comm, p->device, launch->rank, launch->world_size, p->rendezvous,
-                          config->train.timeout_s * 1000, config->train.windows);
+    int threads = run_threads(config, local); /* of the CPUs that there are before binding */
+    TRY(bind_to_gpu(p, config, launch, index));
+    TRY(device_open(&p->device, DEVICE_CUDA, config->train.precision, index, threads));
+    binding_check(&p->binding, "CUDA");
+    TRY(nccl_comm_open(&p->comm, p->device, launch->rank, launch->world_size, p->rendezvous,
+                       config->train.timeout_s * 1000, config->train.windows));
+    binding_check(&p->binding, "NCCL");
+    return ST_OK;
 }
 
 #else
@@ -67,43 +93,30 @@ static enum status open_gpu(struct process *p, const struct run_config *config,
 
 #ifdef TESSERA_MPI
 
-/* Where a process may run. */
-struct place {
-    char host[128];
-    cpu_set_t cores;
-};
-
-/* How many ranks share this one's cores: all of the machine, or one if the launcher has bound each
- * to its own. */
-static enum status ranks_of_my_cores(struct comm *comm, int *count)
-{
-    enum status st = ST_OK;
-    struct place mine, *all = NULL;
-    memset(&mine, 0, sizeof mine);
-    gethostname(mine.host, sizeof mine.host - 1);
-    if (sched_getaffinity(0, sizeof mine.cores, &mine.cores) != 0)
-        CPU_ZERO(&mine.cores);
-    *count = 0;
-    TRY(mem_alloc(&all, sizeof *all * (size_t)comm->world_size));
-    TRY_GOTO(st, out, comm_exchange(comm, all, &mine, sizeof mine));
-    for (int r = 0; r < comm->world_size; r++)
-        *count += memcmp(&all[r], &mine, sizeof mine) == 0;
-out:
-    mem_free(&all);
-    return st;
-}
-
 static enum status open_cpu(struct process *p, const struct run_config *config,
                             const struct launch *launch)
 {
-    int sharing = 1;
+    enum status st = ST_OK;
+    struct binding_place mine, *all = NULL;
     struct mpi_options options = {.rank = launch->rank,
                                   .world_size = launch->world_size,
                                   .timeout_ms = config->train.timeout_s * 1000};
     TRY(mpi_comm_open(&p->comm, &options));
-    TRY(ranks_of_my_cores(p->comm, &sharing));
-    return device_open(&p->device, DEVICE_CPU, config->train.precision, 0,
-                       run_threads(config, sharing));
+    binding_place_here(&mine, NULL);
+    TRY(mem_alloc(&all, sizeof *all * (size_t)launch->world_size));
+    TRY_GOTO(st, out, comm_exchange(p->comm, all, &mine, sizeof mine));
+    /* All of the machine is divided, or the launcher has bound each rank to its own cores. */
+    int sharing = binding_sharing(all, launch->world_size, launch->rank);
+    int threads = run_threads(config, sharing);
+    TRY_GOTO(
+        st, out,
+        binding_plan_process(&p->binding, config, all, launch->world_size, launch->rank, NULL));
+    binding_apply(&p->binding);
+    TRY_GOTO(st, out, device_open(&p->device, DEVICE_CPU, config->train.precision, 0, threads));
+    binding_check(&p->binding, "BLAS");
+out:
+    mem_free(&all);
+    return st;
 }
 
 #else
@@ -147,7 +160,7 @@ enum status run_process(const struct run_config *config, const struct launch *la
     enum status st = ST_OK;
     struct run_data data = {0};
     struct metrics metrics = {0};
-    struct process p = {NULL, NULL, NULL};
+    struct process p = {NULL};
     bool speaks = launch->rank == 0 && !options->quiet;
     log_set_rank(launch->rank);
     TRY_GOTO(st, out,
@@ -166,7 +179,8 @@ enum status run_process(const struct run_config *config, const struct launch *la
     start_times_part(options->start, "features");
     if (speaks)
         TRY_GOTO(st, out, metrics_open(&metrics, config));
-    struct rank_run run = {config, &data, options, signal_flag, speaks ? &metrics : NULL};
+    struct rank_run run = {config,    &data, options, signal_flag, speaks ? &metrics : NULL,
+                           &p.binding};
     TRY_GOTO(st, out, run_rank(&run, p.device, p.comm));
 out:
     metrics_close(&metrics);
