@@ -1,8 +1,8 @@
 /*
  * comm/bind.h - keep the calling thread on some CPUs, and its fresh memory on a node near them.
  *
- * Threads that it starts afterwards inherit both; threads that are there keep what they have. Memory
- * that was touched before stays where it is. The system's own calls, so that no library is in the
+ * Threads that it starts afterwards inherit both; threads that are there keep what they have.
+ * Memory that was touched before stays where it is. The system's own calls, so that no library is in the
  * way; on a system without them (or in a container that forbids them) they are ST_SYSTEM.
  *
  * Source: Linux manual pages sched_setaffinity(2), set_mempolicy(2).
@@ -17,7 +17,7 @@ C_BEGIN
 
 enum { BIND_ANY_NODE = -1 };
 
-/** bind_get_cpus() - where this thread may run now: what a launcher, taskset or a cgroup left it. */
+/** bind_get_cpus() - where this thread may run now: what a launcher, taskset or cgroup left it. */
 MUST_CHECK enum status bind_get_cpus(struct cpuset *cpus);
 
 /** bind_set_cpus() - from now on it runs on @cpus alone. */

@@ -1,8 +1,8 @@
 /*
  * engine/train/binding.h - ranks bound to their part of the machine (train.bind).
  *
- * Who runs where is comm/affinity.h's plan, made from the CPUs that this process may use now: what a
- * launcher, a cgroup or taskset has left it. Processes of one machine that may use the same CPUs
+ * Who runs where is comm/affinity.h's plan, made from the CPUs that this process may use now: what
+ * a launcher, a cgroup or taskset has left it. Processes of one machine that may use the same CPUs
  * divide them; those that a launcher has given CPUs of their own each plan within them.
  *
  * A rank binds its thread before it starts others, which inherit the binding: the workers of its
