@@ -2,8 +2,8 @@
  * comm/bind.h - keep the calling thread on some CPUs, and its fresh memory on a node near them.
  *
  * Threads that it starts afterwards inherit both; threads that are there keep what they have.
- * Memory that was touched before stays where it is. The system's own calls, so that no library is in the
- * way; on a system without them (or in a container that forbids them) they are ST_SYSTEM.
+ * Memory that was touched before stays where it is. The system's own calls, so that no library is
+ * in the way; on a system without them (or in a container that forbids them) they are ST_SYSTEM.
  *
  * Source: Linux manual pages sched_setaffinity(2), set_mempolicy(2).
  */

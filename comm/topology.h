@@ -27,7 +27,7 @@
 
 C_BEGIN
 
-enum { TOPOLOGY_THREADS = 8, TOPOLOGY_TEXT_BYTES = 96, TOPOLOGY_NAME_BYTES = 48 };
+enum { TOPOLOGY_THREADS = 8, TOPOLOGY_TEXT_BYTES = 112, TOPOLOGY_NAME_BYTES = 48 };
 
 struct topology_node {
     int number; /* the system's */

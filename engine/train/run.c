@@ -62,7 +62,7 @@ static void describe(const struct trainer *t)
              (double)t->account.live_peak_bytes / 1048576.0);
 }
 
-enum { WHERE_BYTES = 512, CAUSE_BYTES = 4096 };
+enum { WHERE_BYTES = 768, CAUSE_BYTES = 4096 };
 
 /* Either way the model would read nearly every name as [UNK] or as pieces. */
 static void warn_of_casing(const struct trainer *t)
