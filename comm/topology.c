@@ -210,6 +210,22 @@ static bool is_gpu(hwloc_obj_t pci)
     return false;
 }
 
+/* What NVIDIA's driver calls the card. */
+static void ask_driver(struct topology_gpu *g)
+{
+    char path[128], line[160];
+    snprintf(path, sizeof path, "/proc/driver/nvidia/gpus/%s/information", g->bus_id);
+    FILE *file = fopen(path, "re");
+    while (file != NULL && g->name[0] == '\0' && fgets(line, sizeof line, file) != NULL) {
+        const char *name = line + strcspn(line, ":");
+        name += strspn(name, ": \t");
+        if (strncmp(line, "Model:", 6) == 0)
+            snprintf(g->name, sizeof g->name, "%.*s", (int)strcspn(name, "\n"), name);
+    }
+    if (file != NULL)
+        fclose(file);
+}
+
 static enum status add_gpu(struct reader *r, hwloc_obj_t pci)
 {
     struct topology *t = r->t;
@@ -224,6 +240,8 @@ static enum status add_gpu(struct reader *r, hwloc_obj_t pci)
     for (hwloc_obj_t d = pci->io_first_child; d != NULL; d = d->next_sibling)
         if (info_of(d, "GPUModel")[0] != '\0')
             snprintf(g->name, sizeof g->name, "%s", info_of(d, "GPUModel"));
+    if (r->this_system)
+        ask_driver(g);
     r->gpu[t->gpu_count++] = pci;
     return ST_OK;
 }
@@ -500,8 +518,10 @@ static enum status read_all(struct reader *r)
 
 static enum status begin(hwloc_topology_t *hwloc)
 {
-    /* Parts of hwloc that would start the libraries of devices, and take memory on them. */
-    static const char *const heavy[] = {"cuda", "nvml", "opencl", "rsmi", "levelzero", "gl"};
+    /* Parts of hwloc that would start the libraries of devices, and take memory on them; and
+     * libpciaccess, which knows names but loses memory at each reading: hwloc also reads the
+     * system's own files. */
+    static const char *const heavy[] = {"cuda", "nvml", "opencl", "rsmi", "levelzero", "gl", "pci"};
     if (hwloc_topology_init(hwloc) != 0)
         return FAIL(MEMORY, "hwloc_topology_init: %s", strerror(errno));
     for (size_t i = 0; i < sizeof heavy / sizeof heavy[0]; i++)
