@@ -74,7 +74,7 @@ BENCHES  := $(patsubst bench/%.c,$(BUILD)/bench/%,$(BENCH_SRC))
 LIBTESS  := $(BUILD)/libtessera.a
 BINARY   := $(if $(filter build/release build/release-cpu,$(BUILD)),tessera,$(BUILD)/tessera)
 
-.PHONY: all tests test run-tests soak fuzz fuzzers bench check format deps demo run-demo parity \
+.PHONY: all tests test run-tests soak fuzz fuzzers bench bench-checkpoint check format deps demo run-demo parity \
         run-parity golden docs clean help FORCE
 
 all: $(BINARY)
@@ -88,6 +88,7 @@ help:
 	@echo "make fuzz       feed each parser made-up bytes, FUZZ_SECONDS=3600 each (clang)"
 	@echo "make check      include table, bans, lone headers, format, sizes"
 	@echo "make bench      build the benchmarks and run them; PYTHON= one with torch and transformers"
+	@echo "make bench-checkpoint   train a little, then size and speed of its checkpoints beside PyTorch's"
 	@echo "make golden     make the golden numbers again (PyPI: torch, transformers)"
 	@echo "make parity     real weights in Tessera and in transformers (PyPI): the same numbers"
 	@echo "make docs       write docs/configuration.md and the tables of docs/scaling.md"
@@ -190,6 +191,10 @@ soak: $(BUILD)/tests/train_resume_killed $(BUILD)/tests/io_checkpoint_crash $(BI
 
 bench: $(BENCHES) $(BINARY)
 	@env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE TESSERA=./$(BINARY) PYTHON='$(PYTHON)' scripts/run-bench.sh $(BENCHES)
+
+# PYTHON= one with torch; the run is made once, in build/bench-checkpoint.
+bench-checkpoint: $(BENCHES) $(BINARY)
+	@TESSERA=./$(BINARY) BENCH=$(BUILD)/bench $(PYTHON) bench/checkpoint/measure.py
 
 check:
 	@scripts/check.py

@@ -1,7 +1,8 @@
 /*
  * io/checkpoint_format.h - the bytes of a data file, and what the files of io/checkpoint_*.c share.
  *
- * docs/checkpoint-format.md explains the format; only io/checkpoint_*.c include this.
+ * docs/checkpoint-format.md explains the format; only io/checkpoint_*.c and the
+ * bench of its sizes include this.
  */
 #ifndef IO_CHECKPOINT_FORMAT_H
 #define IO_CHECKPOINT_FORMAT_H
@@ -47,6 +48,10 @@ struct format_foot {
 enum { FOOT_UNHASHED_BYTES = 16 };
 
 /* ---- chunks (checkpoint_chunk.c) ------------------------------------------------------------- */
+
+/** chunk_compressor() - zstd for chunk_pack(); ZSTD_freeCCtx(*out), also after a failure.
+ * @level: 0..19. */
+MUST_CHECK enum status chunk_compressor(struct ZSTD_CCtx_s **out, int level);
 
 /**
  * chunk_pack() - values to what is stored.

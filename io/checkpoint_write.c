@@ -42,31 +42,6 @@ static enum status check_options(struct checkpoint_options *o)
     return ST_OK;
 }
 
-/* At level 1 zstd looks for repetitions of at least 7 bytes in a small table. A plane of exponents
- * is a random sequence of few values, where short matches cost time and gain nothing over entropy
- * coding; runs of zeros are found as before. Twice as fast as plain level 1, and smaller. */
-static enum status set_up_zstd(struct checkpoint_writer *w)
-{
-    const struct {
-        ZSTD_cParameter name;
-        int value, max_level;
-    } parameters[] = {{ZSTD_c_compressionLevel, w->options.level, 19},
-                      {ZSTD_c_hashLog, 8, 1},
-                      {ZSTD_c_minMatch, 7, 1}};
-    w->zstd = ZSTD_createCCtx();
-    if (w->zstd == NULL)
-        return FAIL(MEMORY, "%s: no memory for zstd", w->path);
-    for (size_t i = 0; i < sizeof parameters / sizeof *parameters; i++) {
-        if (w->options.level > parameters[i].max_level)
-            continue;
-        size_t code = ZSTD_CCtx_setParameter(w->zstd, parameters[i].name, parameters[i].value);
-        if (ZSTD_isError(code))
-            return FAIL(INVALID, "%s: zstd refuses level %d: %s", w->path, w->options.level,
-                        ZSTD_getErrorName(code));
-    }
-    return ST_OK;
-}
-
 static enum status open_file(struct checkpoint_writer *w, const char *temp, int file_index)
 {
     struct format_head head = {.magic = CHECKPOINT_HEAD_MAGIC, .version = CHECKPOINT_VERSION};
@@ -93,7 +68,7 @@ enum status checkpoint_writer_open(struct checkpoint_writer *w, const char *temp
     TRY(mem_alloc(&w->packed, (size_t)w->options.chunk_bytes));
     TRY(mem_alloc(&w->hash, sizeof *w->hash));
     XXH3_64bits_reset(w->hash);
-    TRY(set_up_zstd(w));
+    TRY(chunk_compressor(&w->zstd, w->options.level));
     return open_file(w, temp, file_index);
 }
 

@@ -76,7 +76,7 @@ static void nap(int64_t ms)
 /* Until all ranks are idle. Their files may take longer than a collective may. */
 static enum status wait_for_all(struct checkpointer *c, struct trainer *t)
 {
-    enum { LONGEST_MS = 64 };
+    enum { LONGEST_MS = 16 };
     int64_t ms = 1;
     for (;;) {
         bool busy = !background_is_idle(&c->write) || !background_is_idle(&c->publish);
