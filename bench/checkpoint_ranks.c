@@ -5,8 +5,8 @@
  * usage: build/release/bench/checkpoint_ranks CHECKPOINT FOLDER RANKS
  *        build/release/bench/checkpoint_ranks dump CHECKPOINT FILE
  *
- * dump writes all values end to end into FILE, and a JSON line a tensor to stdout. Else lines of stdin
- * are obeyed:
+ * dump writes all values end to end into FILE, and a JSON line a tensor to stdout. Else lines of
+ * stdin are obeyed:
  *
  *     save          as between two steps; then wait for the files. Prints the new checkpoint too
  *     load PATH     master weights, m and v of all ranks
