@@ -17,6 +17,7 @@ MUST_CHECK enum status cmd_compare(int argc, char **argv);    /* stages, ranks, 
 MUST_CHECK enum status cmd_calibrate(int argc, char **argv);  /* rates of this machine */
 MUST_CHECK enum status cmd_report(int argc, char **argv);     /* finished runs as a page */
 MUST_CHECK enum status cmd_topo(int argc, char **argv);       /* the machine and its ranks */
+MUST_CHECK enum status cmd_lr_find(int argc, char **argv);    /* suggest a learning rate */
 MUST_CHECK enum status cmd_predict(int argc, char **argv);    /* answer one question */
 MUST_CHECK enum status cmd_eval(int argc, char **argv);       /* EM and F1 of a stored model */
 MUST_CHECK enum status cmd_checkpoint(int argc, char **argv); /* look, check, compare, convert */

@@ -27,6 +27,7 @@ static const struct entry entries[] = {
     {"checkpoint", cmd_checkpoint, "look at, check, compare and convert checkpoints"},
     {"plan", cmd_plan, "predict the memory of a run at every zero stage"},
     {"compare", cmd_compare, "run stages, ranks and batches briefly, side by side"},
+    {"lr-find", cmd_lr_find, "suggest a learning rate from a short run"},
     {"report", cmd_report, "finished runs as one page with charts"},
     {"calibrate", cmd_calibrate, "measure this machine, for predictions of step times"},
     {"topo", cmd_topo, "the machine, and which part of it each rank gets"},

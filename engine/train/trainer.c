@@ -382,6 +382,8 @@ static enum status issue_step(struct trainer *t, int64_t step, int signal)
     int64_t saved = 0;
     ASSERT(slot->step < 0);
     TRY(checkpointer_written(t->checkpointer, &saved));
+    if (t->before_step != NULL)
+        t->before_step(t->step_context, t, step);
     sampler_enter(&t->sampler, step);
     int64_t tokens = fill_micro_batches(t, slot);
     *slot->host = (struct step_host){
@@ -439,6 +441,8 @@ static enum status finish_step(struct trainer *t, int64_t step, double *last_s)
     if (t->signal == 0)
         t->signal = r->signal;
     t->applied = r->t;
+    if (t->after_step != NULL)
+        t->after_step(t->step_context, t, r);
     t->skipped_in_row = r->skip ? t->skipped_in_row + 1 : 0;
     TRY(checkpointer_watch(t->checkpointer, t, r->saved));
     if (t->skipped_in_row == NON_FINITE_LIMIT)

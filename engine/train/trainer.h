@@ -65,6 +65,11 @@ struct trainer {
     int64_t profile_steps;      /* how many */
     double *squared;            /* owned; grad_accum; see op_profile_begin() */
     int skipped_in_row;
+    /* What somebody does around each step, on every rank's thread; NULL: nothing. Before it is
+     * issued, and when its report is there; that may set bits of `stop`, on all ranks the same. */
+    void (*before_step)(void *context, struct trainer *t, int64_t step);
+    void (*after_step)(void *context, struct trainer *t, const struct step_state *result);
+    void *step_context;              /* borrowed */
     const volatile int *signal_flag; /* borrowed, may be NULL: trainer_run()'s */
     int stop;                        /* STOP_ bits that all ranks agreed on */
     int signal;
