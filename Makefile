@@ -2,14 +2,12 @@
 #
 # Knobs: CUDA=auto|0|1 (nvcc, cuBLASLt and NCCL; 1 and missing is an error), CUDA_ARCH=90,
 #        MPI=auto|0|1 (Open MPI; 1 and missing is an error),
-# DEBUG=1, SAN=address,undefined or thread, MEM=heap (every planned buffer is its own allocation),
-# WERROR=1, V=1.
+# DEBUG=1, SAN=address,undefined or thread, WERROR=1, V=1.
 
 CUDA  ?= auto
 MPI   ?= auto
 DEBUG ?= 0
 SAN   ?=
-MEM   ?= arena
 V     ?= 0
 CC    ?= cc
 NVCC  ?= nvcc
@@ -22,7 +20,7 @@ PYTHON ?= python3
 Q := $(if $(filter 1,$(V)),,@)
 
 comma := ,
-BUILD := build/$(if $(filter 1,$(DEBUG)),debug,release)$(if $(SAN),-$(subst $(comma),-,$(SAN)))$(if $(filter heap,$(MEM)),-heap)$(if $(filter 0,$(CUDA)),-cpu)
+BUILD := build/$(if $(filter 1,$(DEBUG)),debug,release)$(if $(SAN),-$(subst $(comma),-,$(SAN)))$(if $(filter 0,$(CUDA)),-cpu)
 
 # ---- what this machine has ------------------------------------------------------------------
 # Detection runs once and is kept; `make clean` or a change of the knobs asks again. Targets that
@@ -41,7 +39,7 @@ WARN := -Wall -Wextra -Wshadow -Wvla -Wundef -Wformat=2 -Wstrict-prototypes -Wmi
         -Wdouble-promotion -Wno-psabi $(if $(filter 1,$(WERROR)),-Werror)
 OPT  := $(if $(filter 1,$(DEBUG)),-O1 -DTESSERA_DEBUG,-O2)
 SANF := $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer)
-DEFS := $(if $(filter heap,$(MEM)),-DTESSERA_MEM_HEAP) $(if $(HAVE_CUDA),-DTESSERA_CUDA) $(if $(HAVE_MPI),-DTESSERA_MPI)
+DEFS := $(if $(HAVE_CUDA),-DTESSERA_CUDA) $(if $(HAVE_MPI),-DTESSERA_MPI)
 CFLAGS_ALL  := -std=c11 -D_GNU_SOURCE -ffp-contract=off $(OPT) -g $(WARN) $(SANF) $(DEFS) -I. -I$(BUILD)/gen $(LIB_CFLAGS) $(CFLAGS)
 LDFLAGS_ALL := $(SANF) $(LDFLAGS)
 NVCCFLAGS_ALL := -std=c++17 -O3 -g -lineinfo --fmad=true $(CUDA_GENCODE) $(DEFS) -I. \
