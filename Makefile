@@ -198,7 +198,7 @@ check:
 	@scripts/check.py
 
 format:
-	@git ls-files '*.c' '*.h' '*.cu' | xargs clang-format -i
+	@git ls-files '*.c' '*.h' '*.cu' '*.cuh' | xargs clang-format -i
 
 deps:
 	@MPI='$(MPI)' scripts/deps.sh
