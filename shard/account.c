@@ -40,6 +40,52 @@ static bool lives_meet(const struct buffer *a, const struct buffer *b)
     return a->first <= b->last && b->first <= a->last;
 }
 
+/* ---- live bytes ---- */
+
+/* What lives at each instruction of a program: account_live() of all of them in one sweep. */
+struct profile {
+    size_t (*live)[CATEGORY_COUNT]; /* owned; by instruction */
+    size_t peak;                    /* most bytes at one: no placement has a lower top */
+};
+
+/* From @first to @last; sums wrap round, and the running sum is right again. */
+static void profile_add(struct profile *f, int instr_count, const struct buffer *b, int first,
+                        int last)
+{
+    f->live[first][b->category] += b->bytes;
+    if (last + 1 < instr_count)
+        f->live[last + 1][b->category] -= b->bytes;
+}
+
+static enum status profile_init(struct profile *f, const struct program *p)
+{
+    int end = p->instr_count - 1;
+    f->peak = 0;
+    TRY(mem_alloc(&f->live, sizeof *f->live * (size_t)(p->instr_count + 1)));
+    for (int i = 0; i < p->buffer_count && end >= 0; i++) {
+        const struct buffer *b = &p->buffers[i];
+        if (b->persistent) {
+            profile_add(f, p->instr_count, b, 0, end);
+        } else if (b->first >= 0 && b->carried && b->last < b->first) { /* round the turn */
+            if (b->last >= 0)
+                profile_add(f, p->instr_count, b, 0, b->last);
+            profile_add(f, p->instr_count, b, b->first, end);
+        } else if (b->first >= 0) {
+            profile_add(f, p->instr_count, b, b->first, b->last);
+        }
+    }
+    for (int n = 0; n < p->instr_count; n++) {
+        size_t sum = 0;
+        for (int c = 0; c < CATEGORY_COUNT; c++) {
+            if (n > 0)
+                f->live[n][c] += f->live[n - 1][c];
+            sum += f->live[n][c];
+        }
+        f->peak = sum > f->peak ? sum : f->peak;
+    }
+    return ST_OK;
+}
+
 /* ---- placing ---- */
 
 enum order { BY_BYTES, BY_AREA, BY_START, ORDERS };
@@ -77,63 +123,40 @@ static int compare_entries(const void *left, const void *right)
     return a->buffer - b->buffer;
 }
 
-struct span {
-    size_t from, to;
-};
-
-static int compare_spans(const void *left, const void *right)
+/* The lowest offset >= base that is free for the whole life of @b. @placed: buffers by offset. */
+static size_t lowest_gap(const struct program *p, const size_t *offsets, const int *placed,
+                         int count, const struct buffer *b, size_t base)
 {
-    const struct span *a = left, *b = right;
-    return a->from < b->from ? -1 : a->from > b->from;
-}
-
-/* The lowest offset >= base with room for @bytes among sorted, possibly overlapping spans. */
-static size_t lowest_gap(struct span *spans, int count, size_t base, size_t bytes)
-{
-    qsort(spans, (size_t)count, sizeof *spans, compare_spans);
     size_t offset = base;
     for (int i = 0; i < count; i++) {
-        if (spans[i].from >= offset + bytes)
+        const struct buffer *other = &p->buffers[placed[i]];
+        size_t from = offsets[placed[i]];
+        if (from >= offset + b->bytes)
             break;
-        if (spans[i].to > offset)
-            offset = spans[i].to;
+        if (from + other->bytes > offset && lives_meet(b, other))
+            offset = from + other->bytes;
     }
     return offset;
 }
 
-/* Place all but the fixed buffers of @p above @base in one order. Return: bytes of the arena. */
-static size_t place(struct program *p, size_t *offsets, struct entry *entries, int count,
-                    struct span *spans, size_t base)
+/* Place all but the fixed buffers of @p above @base in one order. @placed: room for them. Return:
+ * bytes of the arena. */
+static size_t place(const struct program *p, size_t *offsets, const struct entry *entries,
+                    int count, int *placed, size_t base)
 {
     size_t top = base;
     for (int i = 0; i < count; i++) {
-        const struct buffer *b = &p->buffers[entries[i].buffer];
-        if (!entries[i].fixed) {
-            int busy = 0;
-            for (int j = 0; j < i; j++) {
-                const struct buffer *other = &p->buffers[entries[j].buffer];
-                if (lives_meet(b, other)) {
-                    size_t from = offsets[entries[j].buffer];
-                    spans[busy++] = (struct span){from, from + other->bytes};
-                }
-            }
-            offsets[entries[i].buffer] = lowest_gap(spans, busy, base, b->bytes);
-        }
-        size_t end = offsets[entries[i].buffer] + b->bytes;
+        int index = entries[i].buffer, at = i;
+        const struct buffer *b = &p->buffers[index];
+        if (!entries[i].fixed)
+            offsets[index] = lowest_gap(p, offsets, placed, i, b, base);
+        for (; at > 0 && offsets[placed[at - 1]] > offsets[index]; at--)
+            placed[at] = placed[at - 1];
+        placed[at] = index;
+        size_t end = offsets[index] + b->bytes;
         top = end > top ? end : top;
     }
     return top;
-}
-
-/* Most bytes that live at one instruction: no placement has a lower top. */
-static size_t live_peak(const struct program *p)
-{
-    size_t most = 0, bytes[CATEGORY_COUNT];
-    for (int i = 0; i < p->instr_count; i++) {
-        size_t live = account_live(p, i, bytes);
-        most = live > most ? live : most;
-    }
-    return most;
 }
 
 /* What makes the arena as high as it is comes first in the next attempt. */
@@ -157,17 +180,17 @@ static void promote_highest(const struct program *p, const size_t *offsets, stru
         entries[fixed] = moved;
 }
 
-/* Transient and (in the step program) carried buffers, placed above the persistent ones. */
-static enum status place_program(struct program *p, size_t base, size_t *top)
+/* Transient and (in the step program) carried buffers, placed above the persistent ones.
+ * @live_peak: most bytes that live at one instruction. */
+static enum status place_program(struct program *p, size_t base, size_t live_peak, size_t *top)
 {
     enum status st = ST_OK;
-    size_t enough = live_peak(p);
-    enough += enough / GOOD_ENOUGH;
+    size_t enough = live_peak + live_peak / GOOD_ENOUGH;
     struct entry *entries = NULL;
-    struct span *spans = NULL;
+    int *placed = NULL;
     size_t *offsets = NULL, n = (size_t)p->buffer_count;
     TRY_GOTO(st, out, mem_alloc(&entries, sizeof *entries * (n + 1)));
-    TRY_GOTO(st, out, mem_alloc(&spans, sizeof *spans * (n + 1)));
+    TRY_GOTO(st, out, mem_alloc(&placed, sizeof *placed * (n + 1)));
     TRY_GOTO(st, out, mem_alloc(&offsets, sizeof *offsets * (n + 1)));
     *top = SIZE_MAX;
     for (int order = 0; order<ORDERS && * top> enough; order++) {
@@ -181,7 +204,7 @@ static enum status place_program(struct program *p, size_t base, size_t *top)
         }
         qsort(entries, (size_t)count, sizeof *entries, compare_entries);
         for (int attempt = 0; attempt<ATTEMPTS && * top> enough; attempt++) {
-            size_t bytes = place(p, offsets, entries, count, spans, base);
+            size_t bytes = place(p, offsets, entries, count, placed, base);
             promote_highest(p, offsets, entries, count);
             if (bytes >= *top)
                 continue;
@@ -192,7 +215,7 @@ static enum status place_program(struct program *p, size_t base, size_t *top)
     }
 out:
     mem_free(&offsets);
-    mem_free(&spans);
+    mem_free(&placed);
     mem_free(&entries);
     return st;
 }
@@ -212,23 +235,41 @@ static size_t place_persistent(struct plan *plan)
     return offset;
 }
 
-static void note_peaks(struct account *account, const struct program *p)
+static void note_peaks(struct account *account, const struct program *p, const struct profile *f)
 {
     for (int i = 0; i < p->instr_count; i++) {
-        size_t bytes[CATEGORY_COUNT];
-        size_t live = account_live(p, i, bytes);
-        for (int c = 0; c < CATEGORY_COUNT; c++)
-            if (bytes[c] > account->own_max[c])
-                account->own_max[c] = bytes[c];
+        size_t live = 0;
+        for (int c = 0; c < CATEGORY_COUNT; c++) {
+            live += f->live[i][c];
+            if (f->live[i][c] > account->own_max[c])
+                account->own_max[c] = f->live[i][c];
+        }
         if (live <= account->live_peak_bytes)
             continue;
         account->live_peak_bytes = live;
         account->peak_program = p->kind;
         account->peak_instr = i;
-        memcpy(account->at_peak, bytes, sizeof bytes);
+        memcpy(account->at_peak, f->live[i], sizeof account->at_peak);
     }
 }
 
+/* Place the buffers of one program, and note what lives when. */
+static enum status settle(struct account *account, struct program *p)
+{
+    enum status st = ST_OK;
+    struct profile profile = {0};
+    size_t top = 0;
+    TRY_GOTO(st, out, profile_init(&profile, p));
+    TRY_GOTO(st, out, place_program(p, account->persistent_bytes, profile.peak, &top));
+    if (top > account->arena_bytes)
+        account->arena_bytes = top;
+    note_peaks(account, p, &profile);
+out:
+    mem_free(&profile.live);
+    return st;
+}
+
+/* All but program_link() of what was placed. */
 static enum status build(struct plan *plan, struct account *account,
                          const struct program_spec *spec)
 {
@@ -248,12 +289,7 @@ static enum status build(struct plan *plan, struct account *account,
         for (int i = 0; i < p->shared_count; i++)
             if (p->buffers[i].carried)
                 p->buffers[i].offset = step->buffers[i].offset;
-        size_t top = 0;
-        TRY_GOTO(st, out, place_program(p, account->persistent_bytes, &top));
-        if (top > account->arena_bytes)
-            account->arena_bytes = top;
-        TRY_GOTO(st, out, program_link(p, true));
-        note_peaks(account, p);
+        TRY_GOTO(st, out, settle(account, p));
     }
 out:
     if (st != ST_OK)
@@ -261,7 +297,9 @@ out:
     return st;
 }
 
-enum status plan_build(struct plan *plan, struct account *account, const struct program_spec *spec)
+/* With UPDATE_AUTO late, unless that costs memory. */
+static enum status build_chosen(struct plan *plan, struct account *account,
+                                const struct program_spec *spec)
 {
     struct program_spec chosen = *spec;
     struct account early;
@@ -275,6 +313,26 @@ enum status plan_build(struct plan *plan, struct account *account, const struct 
         return ST_OK;
     chosen.update = UPDATE_EARLY;
     return build(plan, account, &chosen);
+}
+
+enum status plan_build(struct plan *plan, struct account *account, const struct program_spec *spec)
+{
+    enum status st = ST_OK;
+    TRY(build_chosen(plan, account, spec));
+    for (int k = 0; k < PROGRAM_KINDS; k++)
+        TRY_GOTO(st, out, program_link(&plan->programs[k], true));
+out:
+    if (st != ST_OK)
+        plan_release(plan);
+    return st;
+}
+
+enum status plan_account(struct account *account, const struct program_spec *spec)
+{
+    struct plan plan = {0};
+    TRY(build_chosen(&plan, account, spec));
+    plan_release(&plan);
+    return ST_OK;
 }
 
 void plan_release(struct plan *plan)

@@ -50,6 +50,9 @@ MUST_CHECK enum status plan_build(struct plan *plan, struct account *account,
                                   const struct program_spec *spec);
 void plan_release(struct plan *plan);
 
+/** plan_account() - what plan_build() says of the memory, faster: nothing is linked or kept. */
+MUST_CHECK enum status plan_account(struct account *account, const struct program_spec *spec);
+
 /** account_live() - bytes by category at one instruction; returns their sum. */
 size_t account_live(const struct program *p, int instr, size_t bytes[CATEGORY_COUNT]);
 
