@@ -124,11 +124,11 @@ static void more_ranks_than_cores_are_left_alone(void **state)
         if (cpuset_has(&at_first, cpu))
             cpuset_add(&one, cpu);
     assert_ok(bind_set_cpus(&one));
-    binding_plan_threads(list, &c, 2);
+    assert_ok(binding_plan_threads(list, &c, 2));
     assert_false(list[0].on || list[1].on);
     assert_string_equal(list[1].where, "on 1 core, not bound: fewer cores than ranks");
     assert_string_equal(list[1].problem, "");
-    binding_plan_threads(list, &c, 1); /* one rank stays within what taskset left */
+    assert_ok(binding_plan_threads(list, &c, 1)); /* one rank stays within what taskset left */
     assert_true(list[0].on && cpuset_equal(&list[0].cpus, &one));
 }
 

@@ -22,6 +22,15 @@ static void note_problem(struct binding *b)
     snprintf(b->problem, sizeof b->problem, "%.*s", (int)strcspn(text, "\n"), text);
 }
 
+/* Anything but that there is no memory is for the log only. */
+static enum status give_up(enum status st)
+{
+    if (st == ST_MEMORY)
+        return st;
+    status_clear();
+    return ST_OK;
+}
+
 static void leave_unbound(struct binding *b, int cpus, const char *why)
 {
     *b = (struct binding){.node = BIND_ANY_NODE};
@@ -51,7 +60,7 @@ static enum status plan_ranks(struct binding *list, struct affinity_plan *plan,
     return ST_OK;
 }
 
-void binding_plan_threads(struct binding *list, const struct run_config *config, int ranks)
+enum status binding_plan_threads(struct binding *list, const struct run_config *config, int ranks)
 {
     struct topology t = {0};
     struct affinity_plan plan = {0};
@@ -60,7 +69,7 @@ void binding_plan_threads(struct binding *list, const struct run_config *config,
     for (int r = 0; r < ranks; r++)
         leave_unbound(&list[r], cpuset_count(&allowed), "");
     if (config->train.bind == BIND_NONE)
-        return;
+        return ST_OK;
     if (st == ST_OK)
         st = topology_read(&t);
     if (st == ST_OK)
@@ -70,7 +79,7 @@ void binding_plan_threads(struct binding *list, const struct run_config *config,
         note_problem(&list[r]);
     affinity_plan_release(&plan);
     topology_release(&t);
-    status_clear();
+    return give_up(st);
 }
 
 /* ---- processes ------------------------------------------------------------------------------- */
@@ -160,14 +169,15 @@ enum status binding_plan_process(struct binding *b, const struct run_config *con
     leave_unbound(b, cpuset_count(&all[rank].cpus), "");
     if (config->train.bind == BIND_NONE)
         return ST_OK;
-    if (plan_process(&p, all, world_size, rank) == ST_OK) {
+    st = plan_process(&p, all, world_size, rank);
+    if (st == ST_OK) {
         *b = p.list[p.index];
         network_choose(&choice, &p.topology, &p.plan.ranks[p.index]);
     } else {
         note_problem(b);
-        status_clear();
     }
-    if (rv != NULL && several_machines(all, world_size))
+    st = give_up(st);
+    if (st == ST_OK && rv != NULL && several_machines(all, world_size))
         st = tell_nccl(b, &choice, world_size, rank, rv);
     affinity_plan_release(&p.plan);
     topology_release(&p.topology);

@@ -38,8 +38,10 @@ struct binding { /* of one rank; plain memory */
     char restored[64]; /* the libraries behind which it was bound again; "": none */
 };
 
-/** binding_plan_threads() - for @ranks ranks that will be threads of this process: list[ranks]. */
-void binding_plan_threads(struct binding *list, const struct run_config *config, int ranks);
+/** binding_plan_threads() - for @ranks ranks that will be threads of this process: list[ranks].
+ * Return: ST_OK; ST_MEMORY. */
+MUST_CHECK enum status binding_plan_threads(struct binding *list, const struct run_config *config,
+                                            int ranks);
 
 /** binding_apply() - bind the calling thread; the binding says how it went. */
 void binding_apply(struct binding *b);

@@ -91,7 +91,7 @@ enum status run_local(const struct run_config *config, const struct run_data *da
     struct metrics metrics = {0};
     TRY(mem_alloc(&ranks, sizeof *ranks * (size_t)count));
     TRY_GOTO(st, out, mem_alloc(&bindings, sizeof *bindings * (size_t)count));
-    binding_plan_threads(bindings, config, count);
+    TRY_GOTO(st, out, binding_plan_threads(bindings, config, count));
     TRY_GOTO(st, out, local_world_open(&world, count, config->train.timeout_s * 1000));
     if (!options->quiet)
         TRY_GOTO(st, out, metrics_open(&metrics, config));
