@@ -71,6 +71,17 @@ static void this_machine_is_shown(void **state)
     process_expect(&ran, 0, "--xml", NULL);
 }
 
+static void bandwidth_is_measured_and_says_what_can_be_gained(void **state)
+{
+    RUN("--bandwidth");
+    process_expect(&ran, 0, "bandwidth, GB/s", NULL);
+    process_expect(&ran, 0, "from CPUs of node ", NULL);
+    if (strstr(ran.out, "node 1:") == NULL)
+        process_expect(&ran, 0, "One memory node", NULL);
+    RUN("--bandwidth", "--xml", REAL("nvidiaDGX2"));
+    process_expect(&ran, 2, NULL, "--bandwidth measures this machine");
+}
+
 static void bad_input_is_named(void **state)
 {
     RUN("--xml", "no-such-file.xml");
@@ -94,6 +105,7 @@ int main(void)
         cmocka_unit_test(every_machine_fits_on_a_page),
         cmocka_unit_test(ranks_and_cpus_can_be_given),
         cmocka_unit_test(this_machine_is_shown),
+        cmocka_unit_test(bandwidth_is_measured_and_says_what_can_be_gained),
         cmocka_unit_test(bad_input_is_named),
     };
     return cmocka_run_group_tests(tests, file_test_set_up, file_test_tear_down);

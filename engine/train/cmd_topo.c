@@ -10,6 +10,7 @@
 #include "engine/base/options.h"
 #include "engine/base/out.h"
 #include "engine/device/device.h"
+#include "engine/train/bandwidth.h"
 
 static const char DETAILS[] =
     "First the machine: packages, memory nodes, shared caches, cores, and the bridges that GPUs "
@@ -28,6 +29,7 @@ struct job {
     const char *xml;       /* NULL: this machine */
     struct cpuset allowed; /* those CPUs */
     bool limited;          /* allowed says something */
+    bool bandwidth;
     int ranks;
     int *gpus; /* owned; [ranks]; NULL: ranks without GPUs */
 };
@@ -157,8 +159,58 @@ static enum status find_allowed(struct job *job, const char *cpus)
     return ST_OK;
 }
 
+/* ---- bandwidth ------------------------------------------------------------------------------- */
+
+/* A row: from one node's CPUs to each node's memory. */
+static enum status print_row(const struct topology *t, int from)
+{
+    out("from CPUs of node %d:", t->nodes[from].number);
+    for (int to = 0; to < t->node_count; to++) {
+        struct bandwidth b;
+        TRY(bandwidth_host(&b, t, from, to));
+        out("  node %d %.1f", t->nodes[to].number, b.host[BANDWIDTH_REPEATS / 2]);
+    }
+    out("\n");
+    return ST_OK;
+}
+
+static enum status print_device(const struct topology *t, int gpu)
+{
+    char bus_id[32];
+    TRY(device_cuda_bus_id(bus_id, gpu));
+    out("GPU %s, to / from it:", bus_id);
+    for (int node = 0; node < t->node_count; node++) {
+        struct bandwidth b;
+        if (cpuset_count(&t->nodes[node].cpus) == 0)
+            continue;
+        TRY(bandwidth_device(&b, t, gpu, node));
+        out("  node %d %.1f / %.1f", t->nodes[node].number, b.to_device[BANDWIDTH_REPEATS / 2],
+            b.from_device[BANDWIDTH_REPEATS / 2]);
+    }
+    out("\n");
+    return ST_OK;
+}
+
+static enum status print_bandwidth(const struct topology *t)
+{
+    out("\nbandwidth, GB/s: one thread that copies in a node's memory%s\n",
+        device_cuda_count() > 0 ? "; pinned memory and GPUs" : "");
+    for (int from = 0; from < t->node_count; from++)
+        if (cpuset_count(&t->nodes[from].cpus) > 0)
+            TRY(print_row(t, from));
+    for (int gpu = 0; gpu < device_cuda_count(); gpu++)
+        TRY(print_device(t, gpu));
+    if (t->node_count == 1)
+        out("One memory node: all memory is near, and binding it can gain nothing.\n");
+    return ST_OK;
+}
+
+/* ---- the command ----------------------------------------------------------------------------- */
+
 static enum status topo(struct job *job, const char *cpus)
 {
+    if (job->xml != NULL && job->bandwidth)
+        return FAIL(INVALID, "--bandwidth measures this machine; it does not go with --xml");
     TRY(job->xml != NULL ? topology_read_xml(&job->topology, job->xml)
                          : topology_read(&job->topology));
     TRY(find_allowed(job, cpus));
@@ -168,6 +220,8 @@ static enum status topo(struct job *job, const char *cpus)
     TRY(affinity_plan_build(&job->plan, &job->topology, &request));
     print_machine(job);
     print_plan(job);
+    if (job->bandwidth)
+        TRY(print_bandwidth(&job->topology));
     return out_flush();
 }
 
@@ -195,6 +249,10 @@ enum status cmd_topo(int argc, char **argv)
          .value = &cpus,
          .metavar = "LIST",
          .help = "plan as if only these CPUs may be used: 0-7,16-23"},
+        {.name = "bandwidth",
+         .kind = OPTION_FLAG,
+         .value = &job.bandwidth,
+         .help = "measure memory, and host to GPU, from near and far nodes; a second a pair"},
     };
     const struct command command = {.name = "topo",
                                     .summary = "the machine, and which part of it each rank gets",
