@@ -3,9 +3,9 @@
 #include <errno.h>
 #include <hwloc.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
+#include "comm/topology_format.h"
 #include "engine/base/arena.h"
 #include "engine/base/file.h"
 
@@ -134,29 +134,41 @@ static int node_of(const struct topology *t, int cpu)
     return best;
 }
 
+/* A cgroup may forbid a node's memory and leave its CPUs: they then count as the first node's. */
+static int home_of(struct topology *t, int cpu)
+{
+    int node = node_of(t, cpu);
+    if (node >= 0)
+        return node;
+    cpuset_add(&t->nodes[0].cpus, cpu);
+    return 0;
+}
+
 static enum status read_cores(struct reader *r)
 {
     struct topology *t = r->t;
     hwloc_obj_t pu = NULL, last = NULL;
+    if (t->node_count == 0)
+        return FAIL(CORRUPT, "the machine has no memory");
     while ((pu = hwloc_get_next_obj_by_type(r->hwloc, HWLOC_OBJ_PU, pu)) != NULL) {
         hwloc_obj_t core = hwloc_get_ancestor_obj_by_type(r->hwloc, HWLOC_OBJ_CORE, pu);
         struct topology_core *c = t->core_count > 0 ? &t->cores[t->core_count - 1] : NULL;
         if ((int)pu->os_index >= CPUSET_MAX)
             continue;
+        int node = home_of(t, (int)pu->os_index);
         if (c == NULL || core == NULL || core != last || c->cpu_count == TOPOLOGY_THREADS) {
             TRY(mem_grow(&t->cores, &t->capacity[CORES], (size_t)t->core_count + 1,
                          sizeof *t->cores));
             int kind = hwloc_cpukinds_get_by_cpuset(r->hwloc, pu->cpuset, 0);
             c = &t->cores[t->core_count++];
-            *c = (struct topology_core){.node = node_of(t, (int)pu->os_index),
-                                        .package = package_of(r, pu),
-                                        .kind = kind > 0 ? kind : 0};
+            *c = (struct topology_core){
+                .node = node, .package = package_of(r, pu), .kind = kind > 0 ? kind : 0};
             t->kind_count = c->kind + 1 > t->kind_count ? c->kind + 1 : t->kind_count;
         }
         c->cpu[c->cpu_count++] = (int)pu->os_index;
         last = core;
     }
-    return t->core_count > 0 && t->node_count > 0 ? ST_OK : FAIL(CORRUPT, "the machine has no CPU");
+    return t->core_count > 0 ? ST_OK : FAIL(CORRUPT, "the machine has no CPU");
 }
 
 static void size_text(char *out, size_t bytes, uint64_t size)
@@ -571,57 +583,6 @@ enum status topology_read_synthetic(struct topology *t, const char *text)
 
 /* ---- XML ------------------------------------------------------------------------------------- */
 
-/* Format 3 as format 2, which differs in what we read by the numbers of device types: sets of bits
- * then, one of a list before. The text keeps its length. */
-static void translate_format_3(char *text, char *version)
-{
-    static const char *const key = "osdev_type=\"";
-    memcpy(version, "2.0", 3);
-    version[3] = '"';
-    for (char *c = version + 4; *c == '"' || (*c >= '0' && *c <= '9'); c++)
-        *c = ' ';
-    for (char *at = text; (at = strstr(at, key)) != NULL;) {
-        at += strlen(key);
-        char *end;
-        unsigned long bits = strtoul(at, &end, 10);
-        if (end == at || *end != '"')
-            continue;
-        char type = bits & 32   ? '3'
-                    : bits & 16 ? '2'
-                    : bits & 8  ? '5'
-                    : bits & 4  ? '1'
-                    : bits & 64 ? '4'
-                                : '0';
-        memset(at, ' ', (size_t)(end - at) + 1);
-        at[0] = type;
-        at[1] = '"';
-    }
-}
-
-static enum status check_format(char *text, const char *path)
-{
-    static const char *const root = "<topology";
-    char *at = strstr(text, root), *end = at != NULL ? strchr(at, '>') : NULL;
-    if (end == NULL)
-        return FAIL(CORRUPT, "%s: no <topology>: expected what lstopo writes (lstopo FILE.xml)",
-                    path);
-    if (strstr(end, "</topology>") == NULL)
-        return FAIL(CORRUPT, "%s: </topology> is missing: the file is cut short", path);
-    char *version = strstr(at, "version=\"");
-    if (version == NULL || version > end)
-        return ST_OK; /* format 1 */
-    version += strlen("version=\"");
-    long major = strtol(version, NULL, 10);
-    if (major > 3)
-        return FAIL(CORRUPT,
-                    "%s: format %ld of hwloc's XML, known are 1 to 3 (lstopo writes older "
-                    "ones with --export-xml-flags)",
-                    path, major);
-    if (major == 3 && hwloc_get_api_version() < 0x00030000 && version[1] == '.')
-        translate_format_3(text, version);
-    return ST_OK;
-}
-
 enum status topology_read_xml(struct topology *t, const char *path)
 {
     enum status st = ST_OK;
@@ -630,7 +591,8 @@ enum status topology_read_xml(struct topology *t, const char *path)
     char library[32];
     topology_library(library);
     TRY_GOTO(st, out, file_read(&file, path));
-    TRY_GOTO(st, out, check_format(file.data, path));
+    TRY_GOTO(st, out,
+             topology_format_check(file.data, path, hwloc_get_api_version() >= 0x00030000));
     TRY_GOTO(st, out, begin(&hwloc));
     if (hwloc_topology_set_xmlbuffer(hwloc, file.data, (int)file.bytes + 1) != 0 ||
         hwloc_topology_load(hwloc) != 0) {

@@ -140,6 +140,26 @@ static void this_machine_is_read(void **state)
     topology_release(&t);
 }
 
+/* A cgroup that forbids the memory of node 1, and leaves its CPUs. */
+static void cpus_without_memory_count_as_the_first_nodes(void **state)
+{
+    struct file_test *f = *state;
+    struct topology t = {0};
+    struct file_text real = {0};
+    assert_ok(file_read(&real, XEON));
+    char *allowed = strstr(real.data, "allowed_nodeset=\"0x00000003\"");
+    assert_non_null(allowed);
+    allowed[strlen("allowed_nodeset=\"0x0000000")] = '1';
+    assert_ok(
+        topology_read_xml(&t, scratch_put(&f->scratch, f->path, "a.xml", real.data, real.bytes)));
+    expect_counts(&t, 2, 1, 16, 4, 3);
+    for (int c = 0; c < t.core_count; c++)
+        assert_int_equal(t.cores[c].node, 0);
+    assert_int_equal(cpuset_count(&t.nodes[0].cpus), 32);
+    topology_release(&t);
+    mem_free(&real.data);
+}
+
 static void files_that_are_no_topology_say_so(void **state)
 {
     struct file_test *f = *state;
@@ -174,6 +194,8 @@ int main(void)
         cmocka_unit_test(the_picture_is_a_tree_of_short_lines),
         cmocka_unit_test(made_up_machines_are_read),
         cmocka_unit_test(this_machine_is_read),
+        cmocka_unit_test_setup_teardown(cpus_without_memory_count_as_the_first_nodes,
+                                        file_test_set_up, file_test_tear_down),
         cmocka_unit_test_setup_teardown(files_that_are_no_topology_say_so, file_test_set_up,
                                         file_test_tear_down),
     };

@@ -4,9 +4,9 @@
  *     host     one thread copies between two buffers of a node's memory
  *     device   copies between pinned memory of a node and a GPU, both ways
  *
- * Each measures in a thread of its own, which is bound to the CPUs and the node and ends; the caller
- * stays as it is. What was copied is compared before a figure is given. A copy of n bytes on the
- * host reads n and writes n: the figure counts both. To or from a device it counts n.
+ * Each measures in a thread of its own, which is bound to the CPUs and the node and ends; the
+ * caller stays as it is. What was copied is compared before a figure is given. A copy of n bytes on
+ * the host reads n and writes n: the figure counts both. To or from a device it counts n.
  */
 #ifndef ENGINE_TRAIN_BANDWIDTH_H
 #define ENGINE_TRAIN_BANDWIDTH_H
@@ -35,7 +35,7 @@ struct bandwidth {
 MUST_CHECK enum status bandwidth_host(struct bandwidth *b, const struct topology *t, int from,
                                       int to);
 
-/** bandwidth_device() - between the visible GPU @index and pinned memory of node @to, from its CPUs.
+/** bandwidth_device() - between the visible GPU @index and pinned memory of node @to.
  * Also ST_DEVICE; ST_UNSUPPORTED without CUDA. */
 MUST_CHECK enum status bandwidth_device(struct bandwidth *b, const struct topology *t, int index,
                                         int to);
