@@ -99,6 +99,7 @@ static void fail_every(const char *name, struct fault f)
         if (other.st != ST_OK)
             fail_msg("%s ended the run: %s", out, other.message);
         run_same(&first, &other, "with a failed save");
+        assert_true(saved_is_there(&c, 2)); /* at the end of a run it is tried again */
         int valid = count_valid(&c);
         worst = valid < worst ? valid : worst;
         run_release(&other);

@@ -44,7 +44,7 @@ struct checkpointer {
     bool writing;     /* the last of them is not collected yet */
     bool copying;     /* and its thread waits for the snapshot */
     int64_t step;     /* its step; -1: none was begun */
-    int64_t saved;    /* newest step all of whose parts were written; -1: none */
+    int64_t saved;    /* newest step all of whose parts were written; -1: none, or it is lost */
     int64_t obsolete; /* up to this step the folder may hold checkpoints of an abandoned branch */
     char temp[CHECKPOINT_PATH_BYTES];
     double begun_s;  /* of the clock */
@@ -73,19 +73,22 @@ static void nap(int64_t ms)
     nanosleep(&t, NULL);
 }
 
-/* Until all ranks are idle. Their files may take longer than a collective may. */
+/* Until all ranks are idle. Their files may take longer than a collective may. Then all know too
+ * whether rank 0 published what it last tried to. */
 static enum status wait_for_all(struct checkpointer *c, struct trainer *t)
 {
-    enum { LONGEST_MS = 16 };
+    enum { LONGEST_MS = 16, BUSY = 1, LOST = 2 };
     int64_t ms = 1;
     for (;;) {
         bool busy = !background_is_idle(&c->write) || !background_is_idle(&c->publish);
-        struct part_result mine = {.st = busy};
+        struct part_result mine = {.st = busy ? BUSY : c->publish.st != ST_OK ? LOST : 0};
         TRY(comm_exchange(t->comm, c->results, &mine, sizeof mine.st));
         const int64_t *all = (const int64_t *)(const void *)c->results;
         bool any = false;
         for (int r = 0; r < c->world_size; r++)
-            any |= all[r] != 0;
+            any |= all[r] == BUSY;
+        if (!any && all[0] == LOST)
+            c->saved = -1;
         if (!any)
             return ST_OK;
         nap(ms);

@@ -78,7 +78,8 @@ MUST_CHECK enum status checkpointer_evaluated(struct checkpointer *c, struct tra
  */
 MUST_CHECK enum status checkpointer_save(struct checkpointer *c, struct trainer *t);
 
-/** checkpointer_finish() - the end of the run: save the last step, wait for all files. */
+/** checkpointer_finish() - the end of the run: save the last step, if that failed before once more,
+ * and wait for all files. */
 MUST_CHECK enum status checkpointer_finish(struct checkpointer *c, struct trainer *t);
 
 /**
