@@ -103,16 +103,22 @@ static enum status move(const char *from, const char *to)
     return ST_OK;
 }
 
-/* The old folder, if there is one with files, steps aside first and is removed last. */
-static enum status give_name(const char *hidden, const char *dir, const char *above, bool overwrite)
+/* Two folders change places at once. @known: the file system has that (NFS does not). */
+static enum status exchange(const char *a, const char *b, bool *known)
+{
+    *known = true;
+    if (!file_fault_due()) {
+        if (renameat2(AT_FDCWD, a, AT_FDCWD, b, RENAME_EXCHANGE) == 0)
+            return ST_OK;
+        *known = errno != EINVAL && errno != ENOSYS && errno != EOPNOTSUPP;
+    }
+    return FAIL(IO, "%s: cannot change places with %s: %s", a, b, strerror(errno));
+}
+
+/* Without that the old folder steps aside, and for a moment none stands there. */
+static enum status replace_in_two(const char *hidden, const char *dir, const char *above)
 {
     char aside[PATH_BYTES], ignored[PATH_BYTES];
-    TRY(sync_folder(hidden));
-    TRY(check_target(dir, overwrite));
-    if (!overwrite || access(dir, F_OK) != 0) {
-        TRY(move(hidden, dir));
-        return sync_folder(above);
-    }
     TRY(make_hidden(aside, ignored, dir));
     enum status st = move(dir, aside); /* over an empty folder */
     if (st != ST_OK) {
@@ -126,6 +132,25 @@ static enum status give_name(const char *hidden, const char *dir, const char *ab
         remove_folder(aside);
     TRY(st);
     return sync_folder(above);
+}
+
+/* The old folder, if there is one with files, is removed last. */
+static enum status give_name(const char *hidden, const char *dir, const char *above, bool overwrite)
+{
+    bool known;
+    TRY(sync_folder(hidden));
+    TRY(check_target(dir, overwrite));
+    if (!overwrite || access(dir, F_OK) != 0) {
+        TRY(move(hidden, dir));
+        return sync_folder(above);
+    }
+    enum status st = exchange(hidden, dir, &known);
+    if (!known)
+        return replace_in_two(hidden, dir, above);
+    TRY(st);
+    TRY(sync_folder(above));
+    remove_folder(hidden);
+    return ST_OK;
 }
 
 /* ---- what is in them ------------------------------------------------------------------------- */
