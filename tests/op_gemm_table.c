@@ -130,30 +130,6 @@ static void entries_are_found_by_every_part_of_their_key(void **state)
     gemm_table_release(&table);
 }
 
-static void merging_keeps_what_is_there_and_adds_what_is_not(void **state)
-{
-    (void)state;
-    uint64_t random = test_seed();
-    struct gemm_table a = random_table(&random, 20), b = {0}, c = {.card = h100};
-    assert_ok(gemm_table_merge(&b, &a)); /* takes the card too */
-    same_tables(&a, &b);
-    for (int i = 10; i < 30; i++) {
-        struct gemm_entry e = i < 20 ? a.entries[i] : entry_of(&random, 1000 + i);
-        e.us += 1.0;
-        assert_ok(gemm_table_add(&c, &e));
-    }
-    assert_ok(gemm_table_merge(&b, &c));
-    assert_int_equal(b.count, 30);
-    for (int i = 0; i < 30; i++) {
-        const struct gemm_entry *want = i < 20 ? &a.entries[i] : &c.entries[i - 10];
-        assert_memory_equal(&b.entries[i].key, &want->key, sizeof want->key);
-        assert_true(b.entries[i].us == want->us);
-    }
-    gemm_table_release(&a);
-    gemm_table_release(&b);
-    gemm_table_release(&c);
-}
-
 static void a_full_plan_says_so(void **state)
 {
     (void)state;
@@ -334,7 +310,6 @@ int main(void)
         cmocka_unit_test_teardown(a_plan_comes_back_from_its_text, release),
         cmocka_unit_test_teardown(the_text_is_what_the_header_says, release),
         cmocka_unit_test_teardown(entries_are_found_by_every_part_of_their_key, release),
-        cmocka_unit_test_teardown(merging_keeps_what_is_there_and_adds_what_is_not, release),
         cmocka_unit_test_teardown(a_full_plan_says_so, release),
         cmocka_unit_test_teardown(out_of_memory_leaves_nothing_behind, release),
         cmocka_unit_test_teardown(cards_differ_in_name_size_or_library, release),

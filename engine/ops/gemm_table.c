@@ -54,17 +54,6 @@ enum status gemm_table_add(struct gemm_table *table, const struct gemm_entry *en
     return ST_OK;
 }
 
-enum status gemm_table_merge(struct gemm_table *table, const struct gemm_table *from)
-{
-    if (table->card.name[0] == '\0')
-        table->card = from->card;
-    ASSERT(gemm_card_equal(&table->card, &from->card));
-    for (int i = 0; i < from->count; i++)
-        if (gemm_table_find(table, &from->entries[i].key) == NULL)
-            TRY(gemm_table_add(table, &from->entries[i]));
-    return ST_OK;
-}
-
 /* ---- writing --------------------------------------------------------------------------------- */
 
 static int entry_text(char *out, size_t bytes, const struct gemm_entry *e)

@@ -99,10 +99,6 @@ const struct gemm_entry *gemm_table_find(const struct gemm_table *table,
  * Return: ST_OK; ST_INVALID (GEMM_TABLE_MAX are there); ST_MEMORY. */
 MUST_CHECK enum status gemm_table_add(struct gemm_table *table, const struct gemm_entry *entry);
 
-/** gemm_table_merge() - those entries of @from whose products @table does not have. The cards must
- * be equal; a @table without one takes that of @from. As gemm_table_add(). */
-MUST_CHECK enum status gemm_table_merge(struct gemm_table *table, const struct gemm_table *from);
-
 /** gemm_table_write() - as text, with a zero byte behind it. mem_free(*text). ST_MEMORY. */
 MUST_CHECK enum status gemm_table_write(char **text, size_t *bytes, const struct gemm_table *table);
 

@@ -99,7 +99,10 @@ static int parent_of(int folder, const char *path, char name[NAME_BYTES])
     char parent[PATH_MAX];
     const char *slash = strrchr(path, '/');
     const char *last = slash != NULL ? slash + 1 : path;
-    snprintf(parent, sizeof parent, "%.*s", slash != NULL ? (int)(slash - path) : 0, path);
+    size_t length = slash != NULL ? (size_t)(slash - path) : 0;
+    ASSERT(length < sizeof parent);
+    memcpy(parent, path, length);
+    parent[length] = '\0';
     int node = node_at(folder, slash == path ? "/" : parent[0] != '\0' ? parent : ".");
     ASSERT(node < 0 || (strlen(last) > 0 && strlen(last) < NAME_BYTES));
     snprintf(name, NAME_BYTES, "%.*s", NAME_BYTES - 1, last);
