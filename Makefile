@@ -25,7 +25,7 @@ BUILD := build/$(if $(filter 1,$(DEBUG)),debug,release)$(if $(SAN),-$(subst $(co
 # ---- what this machine has ------------------------------------------------------------------
 # Detection runs once and is kept; `make clean` or a change of the knobs asks again. Targets that
 # do not compile anything themselves never ask; test and demo install first and then call make again.
-NO_BUILD_GOALS := help clean format deps check test demo fuzz parity
+NO_BUILD_GOALS := help clean format deps check test demo fuzz parity bench-gpu
 ifneq ($(filter-out $(NO_BUILD_GOALS),$(or $(MAKECMDGOALS),all)),)
 DETECTED := $(shell CC='$(CC)' NVCC='$(NVCC)' CUDA='$(CUDA)' CUDA_ARCH='$(CUDA_ARCH)' MPI='$(MPI)' scripts/detect.sh $(BUILD)/config.mk >&2 || echo failed)
 ifneq ($(DETECTED),)
@@ -72,7 +72,7 @@ BENCHES  := $(patsubst bench/%.c,$(BUILD)/bench/%,$(BENCH_SRC))
 LIBTESS  := $(BUILD)/libtessera.a
 BINARY   := $(if $(filter build/release build/release-cpu,$(BUILD)),tessera,$(BUILD)/tessera)
 
-.PHONY: all tests test run-tests soak fuzz fuzzers bench bench-checkpoint check format deps demo run-demo parity \
+.PHONY: all tests test run-tests soak fuzz fuzzers bench bench-checkpoint bench-gpu check check-report format deps demo run-demo parity \
         run-parity golden docs clean help FORCE
 
 all: $(BINARY)
@@ -87,6 +87,8 @@ help:
 	@echo "make check      include table, bans, lone headers, format, sizes"
 	@echo "make bench      build the benchmarks and run them; PYTHON= one with torch and transformers"
 	@echo "make bench-checkpoint   train a little, then size and speed of its checkpoints beside PyTorch's"
+	@echo "make bench-gpu  every GPU row of bench/RESULTS.md; PYTHON= as above"
+	@echo "make check-report   a report's page in headless Chromium, where there is one"
 	@echo "make golden     make the golden numbers again (PyPI: torch, transformers)"
 	@echo "make parity     real weights in Tessera and in transformers (PyPI): the same numbers"
 	@echo "make docs       write docs/configuration.md and the tables of docs/scaling.md"
@@ -196,6 +198,14 @@ bench-checkpoint: $(BENCHES) $(BINARY)
 
 check:
 	@scripts/check.py
+
+# A short comparison's page in headless Chromium.
+check-report: $(BINARY)
+	@TESSERA=./$(BINARY) scripts/check-report.sh
+
+# Every GPU row of bench/RESULTS.md, on a machine with GPUs.
+bench-gpu:
+	@PYTHON='$(PYTHON)' scripts/run-bench-gpu.sh
 
 format:
 	@git ls-files '*.c' '*.h' '*.cu' '*.cuh' | xargs clang-format -i

@@ -19,7 +19,6 @@ import argparse
 import concurrent.futures
 import contextlib
 import glob
-import json
 import os
 import re
 import shutil
@@ -64,6 +63,7 @@ class Check:
     def __init__(self, args):
         self.args = args
         self.begin = time.time()
+        self.card = runs.gpu_name()
         self.cards = Cards(max(args.gpus, 1))
         self.folder = tempfile.mkdtemp(prefix="tessera-check-")
         self.rows, self.number, self.lock = [], 0, threading.Lock()
@@ -75,7 +75,13 @@ class Check:
     def row(self, claim, result, text, log=""):
         with self.lock:
             self.rows.append((claim, result, text, log))
+            self.save()
         print(f"{result:4}  {claim:44}  {text}", flush=True)
+
+    def save(self):
+        """What there is, should time run out."""
+        if self.args.out:
+            runs.write_json(self.args.out, {"card": self.card, "rows": self.rows})
 
     def train(self, config=SMALL, ranks=1, device=None, timeout=120, trace=False, **sets):
         """A run on @ranks GPUs, or on the CPU."""
@@ -348,11 +354,8 @@ class Check:
         for claim, result, text, log in self.rows:
             if result == "FAIL" and log:
                 print(f"\n--- {claim}\n{log.rstrip()}")
-        print(f"\n{runs.gpu_name()}: {count['PASS']} passed, {count['FAIL']} failed, "
+        print(f"\n{self.card}: {count['PASS']} passed, {count['FAIL']} failed, "
               f"{count['SKIP']} skipped in {time.time() - self.begin:.0f} s")
-        if self.args.out:
-            with open(self.args.out, "w", encoding="utf-8") as f:
-                json.dump({"card": runs.gpu_name(), "rows": self.rows}, f, indent=1)
         if self.args.keep:
             print(f"runs kept in {self.folder}")
         else:

@@ -37,6 +37,13 @@ def gpu_name():
         return "no GPU"
 
 
+def write_json(path, value):
+    """The whole file or the one before: a reader, and a run that is cut off, never see a half."""
+    with open(path + ".part", "w", encoding="utf-8") as f:
+        json.dump(value, f, indent=1)
+    os.replace(path + ".part", path)
+
+
 @dataclasses.dataclass
 class Run:
     command: list

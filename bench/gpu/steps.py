@@ -13,8 +13,9 @@ to 384, as their users do. --padded adds rows of Tessera with padding. Both repo
 `--steps` steps without a host synchronisation between them: metrics.jsonl has the time from report
 to report, and the host, one step ahead, only waits for the GPU.
 
-Prints a Markdown table for bench/RESULTS.md; --out FILE keeps every round as JSON. --dry-run tries
-the script without a GPU: the CPU build, tiny steps, no peers.
+Prints each measurement as it comes and a Markdown table a cell for bench/RESULTS.md; --out FILE keeps
+every round as JSON, written anew with each. --dry-run tries the script without a GPU: the CPU build,
+tiny steps, no peers.
 """
 import argparse
 import datetime
@@ -158,10 +159,9 @@ def start_peers(cell, args, folder):
     return ready
 
 
-def run_cell(cell, args, folder):
-    """Records of all rounds: label -> list."""
+def run_cell(cell, args, folder, got, note):
+    """Add the records of all rounds to @got: label -> list. @note hears of each as it comes."""
     sequences = int(cell.split(":")[1])
-    got, about = {}, {}
     peers = start_peers(cell, args, folder) if args.peers else []
     try:
         for i in range(args.rounds):
@@ -171,6 +171,7 @@ def run_cell(cell, args, folder):
                     record = tessera(cell, stage, args, os.path.join(folder, "run"), padded)
                     if record:
                         got.setdefault(label, []).append(record)
+                        note(cell, i, label, record)
             for p in peers:
                 record = p.measure(args.peer_steps, args.limit)
                 if record is None:
@@ -179,11 +180,11 @@ def run_cell(cell, args, folder):
                 record["per_s"] = sequences * args.gpus / record["ms"] * 1e3
                 record["gib"] = record["reserved_gib"]
                 got.setdefault(f"PyTorch {p.strategy}", []).append(record)
-                about = p.about
+                args.about = p.about
+                note(cell, i, f"PyTorch {p.strategy}", record)
     finally:
         for p in peers:
             p.close()
-    return got, about
 
 
 def stage_of(label):
@@ -245,23 +246,28 @@ def main():
     args.peers = [] if peers == "none" else peers.split(",")
     folder = tempfile.mkdtemp(prefix="tessera-steps-")
     args.folder = folder
-    begin, all_got, tables, about = time.time(), {}, [], {}
+    args.about = {}
+    begin, all_got, card = time.time(), {}, runs.gpu_name()
+
+    def note(cell, number, label, record):
+        """A row as it comes, and the file: what there is, should time run out."""
+        print(f"{cell}  round {number + 1}/{args.rounds}  {label}: {record['ms']:.2f} ms, "
+              f"{record['per_s']:.0f} sequences/s", flush=True)
+        if args.out:
+            runs.write_json(args.out, {"card": card, "gpus": args.gpus, "about": args.about,
+                                       "command": sys.argv, "cells": all_got})
+
     for cell in args.cells:
         used = time.time() - begin
         if all_got and used + used / len(all_got) > args.budget:
             print(f"{cell}: left out, {args.budget - used:.0f} s are left", file=sys.stderr)
             continue
-        got, said = run_cell(cell, args, os.path.join(folder, cell.replace(":", "-")))
-        all_got[cell] = got
-        about = said or about
-        tables.append(table(cell, got, args.gpus))
-        print(f"\n{tables[-1]}\n", flush=True)
-        if args.out:  # what is there, should time run out
-            with open(args.out, "w", encoding="utf-8") as f:
-                json.dump({"card": runs.gpu_name(), "gpus": args.gpus, "about": about,
-                           "command": sys.argv, "cells": all_got}, f, indent=1)
-    print(f"{datetime.date.today()}, {args.gpus} x {runs.gpu_name()}, PyTorch "
-          f"{about.get('torch', '-')}, {args.rounds} rounds of {args.steps} steps "
+        all_got[cell] = {}
+        run_cell(cell, args, os.path.join(folder, cell.replace(":", "-")), all_got[cell], note)
+        if all_got[cell]:
+            print(f"\n{table(cell, all_got[cell], args.gpus)}\n", flush=True)
+    print(f"{datetime.date.today()}, {args.gpus} x {card}, PyTorch "
+          f"{args.about.get('torch', '-')}, {args.rounds} rounds of {args.steps} steps "
           f"(PyTorch {args.peer_steps}), {time.time() - begin:.0f} s: `{shlex.join(['bench/gpu/steps.py'] + sys.argv[1:])}`")
     shutil.rmtree(folder, ignore_errors=True)
     if not any(all_got.values()):
