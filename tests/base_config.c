@@ -130,6 +130,7 @@ static void wrong_values_name_file_line_key_and_what_is_accepted(void **state)
     assert_refuses("optim: {lr: -1e-9}", "optim.lr: expected a number of at least 0");
     assert_refuses("optim: {eps: 0}", "optim.eps: expected a number above 0");
     assert_refuses("optim: {warmup_ratio: 1.01}", "expected a number from 0 to 1");
+    assert_refuses("eval: {n_best: 101}", "expected an integer from 1 to 100");
     assert_refuses(
         "model: {hidden_dropout: 1}",
         "model.hidden_dropout: expected a number of at least 0 and below 1, found \"1\"");

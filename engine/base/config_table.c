@@ -165,7 +165,7 @@ const struct config_field config_fields[] = {
     INT(eval, every, 0, -1, INT64_MAX,
         "Steps between evaluations; 0: after each epoch; -1: only at the end."),
     INT(eval, micro_batch, 8, 1, 1 << 20, "Sequences that a rank evaluates together."),
-    INT(eval, n_best, 20, 1, 1000, "Answers kept for each question in nbest.json."),
+    INT(eval, n_best, 20, 1, 100, "Answers kept for each question in nbest.json."),
     INT(eval, max_answer_length, 30, 1, 1 << 20, "Longest answer in tokens."),
     REAL(eval, null_threshold, 0.0, -DBL_MAX, DBL_MAX,
          "With version_2: no answer if its score exceeds the best answer's by more than this."),
