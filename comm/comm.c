@@ -7,7 +7,6 @@
 #include "engine/base/arena.h"
 
 enum {
-    MAX_WORLD_SIZE = 1024,
     EXCHANGE_MAX_BYTES = 64 * 1024,
     MESSAGE_BYTES = 4096,    /* as much of a message as a rank tells its peers */
     AGREE_STACK_BYTES = 8192 /* the message travels in pieces, so that all ranks' fit here */
@@ -125,8 +124,8 @@ void comm_any_memory_close(struct comm *comm, struct device *device, void **memo
 
 enum status comm_barrier(struct comm *comm)
 {
-    ASSERT(comm->world_size <= MAX_WORLD_SIZE);
-    char here = 1, all[MAX_WORLD_SIZE];
+    ASSERT(comm->world_size <= COMM_MAX_WORLD_SIZE);
+    char here = 1, all[COMM_MAX_WORLD_SIZE];
     TRY(comm_exchange(comm, all, &here, sizeof here));
     return ST_OK;
 }
@@ -151,12 +150,12 @@ static enum status share_message(struct comm *comm, char theirs[MESSAGE_BYTES],
 
 enum status comm_agree(struct comm *comm, enum status st)
 {
-    ASSERT(comm->world_size <= MAX_WORLD_SIZE);
+    ASSERT(comm->world_size <= COMM_MAX_WORLD_SIZE);
     char mine[MESSAGE_BYTES] = "", theirs[MESSAGE_BYTES];
     if (st != ST_OK)
         snprintf(mine, sizeof mine, "%s", status_message());
 
-    int32_t own = (int32_t)st, all[MAX_WORLD_SIZE];
+    int32_t own = (int32_t)st, all[COMM_MAX_WORLD_SIZE];
     int first = 0;
     enum status agreed = comm_exchange(comm, all, &own, sizeof own);
     if (agreed == ST_OK) {

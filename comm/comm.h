@@ -30,6 +30,8 @@
 
 C_BEGIN
 
+enum { COMM_MAX_WORLD_SIZE = 4096 };
+
 struct comm;
 
 /* A library's own abort may take for ever; no rank waits longer for it. */
@@ -55,7 +57,7 @@ struct comm_ops {
 
 struct comm {
     const struct comm_ops *ops;
-    int rank, world_size;
+    int rank, world_size; /* at most COMM_MAX_WORLD_SIZE ranks */
     int64_t timeout_ms;
     /* Made by comm_memory_open(): device memory that registering its block took, and a line about
      * it for the log; empty: there is nothing to say. */

@@ -496,7 +496,7 @@ static void release(struct mpi_comm *m)
 static void close_comm(struct comm *comm)
 {
     struct mpi_comm *m = mpi_of(comm);
-    char here = 1, all[1024], kept[CAUSE_BYTES];
+    char here = 1, all[COMM_MAX_WORLD_SIZE], kept[CAUSE_BYTES];
     ASSERT(comm->world_size <= (int)sizeof all);
     snprintf(kept, sizeof kept, "%s", status_message());
     if (alive(m) != ST_OK || exchange(comm, all, &here, 1) != ST_OK) {

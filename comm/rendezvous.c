@@ -4,11 +4,10 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "comm/comm.h"
 #include "comm/rendezvous_frame.h"
 #include "comm/socket.h"
 #include "engine/base/arena.h"
-
-enum { MAX_WORLD_SIZE = 4096 };
 
 enum status rendezvous_open(struct rendezvous **out, const struct rendezvous_options *o)
 {
@@ -16,10 +15,10 @@ enum status rendezvous_open(struct rendezvous **out, const struct rendezvous_opt
     struct rendezvous *rv = NULL;
     int listen_fd = o->rank == 0 ? o->listen_fd : -1;
     *out = NULL;
-    if (o->world_size < 1 || o->world_size > MAX_WORLD_SIZE || o->rank < 0 ||
+    if (o->world_size < 1 || o->world_size > COMM_MAX_WORLD_SIZE || o->rank < 0 ||
         o->rank >= o->world_size)
         return FAIL(INVALID, "rank %d of %d ranks: at most %d ranks meet, counted from 0", o->rank,
-                    o->world_size, MAX_WORLD_SIZE);
+                    o->world_size, COMM_MAX_WORLD_SIZE);
     if (strlen(o->token) >= RENDEZVOUS_TOKEN_BYTES)
         return FAIL(INVALID, "the token has more than %d characters", RENDEZVOUS_TOKEN_BYTES - 1);
     size_t n = (size_t)o->world_size;

@@ -467,6 +467,26 @@ static void b44_agree_gives_all_ranks_the_first_failing_ranks_message(void **sta
     }
 }
 
+/* All ranks but one say nothing special. */
+static enum status exchange_alone(struct comm *comm, void *recv, const void *send, size_t bytes)
+{
+    memset(recv, 0, bytes * (size_t)comm->world_size);
+    memcpy((char *)recv + (size_t)comm->rank * bytes, send, bytes);
+    return ST_OK;
+}
+
+static void the_largest_world_meets_and_agrees(void **state)
+{
+    (void)state;
+    static const struct comm_ops ops = {.name = "alone", .exchange = exchange_alone};
+    struct comm comm = {
+        .ops = &ops, .rank = COMM_MAX_WORLD_SIZE - 1, .world_size = COMM_MAX_WORLD_SIZE};
+    assert_int_equal(comm_barrier(&comm), ST_OK);
+    assert_int_equal(comm_agree(&comm, ST_OK), ST_OK);
+    assert_int_equal(comm_agree(&comm, FAIL(IO, "disk %d is full", 7)), ST_IO);
+    assert_non_null(strstr(status_message(), "disk 7 is full"));
+}
+
 /* ---- failures ------------------------------------------------------------------------------- */
 
 static enum status mismatch_body(struct comm *comm, void *argument)
@@ -769,6 +789,7 @@ int main(void)
         cmocka_unit_test(sixteen_ranks_outnumber_the_cores),
         cmocka_unit_test(ten_thousand_collectives),
         cmocka_unit_test(b44_agree_gives_all_ranks_the_first_failing_ranks_message),
+        cmocka_unit_test(the_largest_world_meets_and_agrees),
         cmocka_unit_test(b84_different_collectives_are_an_error_on_all_ranks),
         cmocka_unit_test(a_time_out_names_the_silent_rank_and_its_last_collective),
         cmocka_unit_test(a_rank_that_leaves_ends_the_others_before_the_time_out),
