@@ -116,8 +116,9 @@ static void wrong_values_name_file_line_key_and_what_is_accepted(void **state)
 {
     (void)state;
     struct run_config c;
-    assert_refuses("model:\n  hidden: 64\ntrain:\n\n  zero_stage: 4\n",
-                   "x.yaml:5: train.zero_stage: expected an integer from 0 to 3, found \"4\"");
+    assert_refuses(
+        "model:\n  hidden: 64\ntrain:\n\n  zero_stage: 4\n",
+        "x.yaml:5: train.zero_stage: expected an integer from 0 to 3, or auto, found \"4\"");
     assert_refuses("train: {ranks: two}", "x.yaml:1: train.ranks: expected an integer from 1");
     assert_refuses("train: {ranks: 2.0}", "found \"2.0\"");
     assert_refuses("train: {ranks: }", "x.yaml:1: train.ranks: expected an integer from 1");
@@ -153,9 +154,28 @@ static void wrong_values_leave_the_old_ones(void **state)
     struct run_config c, defaults;
     config_defaults(&c);
     config_defaults(&defaults);
-    assert_fails(config_set(&c, "train.zero_stage=9", "--zero-stage"), ST_INVALID,
-                 "--zero-stage: train.zero_stage: expected an integer from 0 to 3, found \"9\"");
+    assert_fails(
+        config_set(&c, "train.zero_stage=9", "--zero-stage"), ST_INVALID,
+        "--zero-stage: train.zero_stage: expected an integer from 0 to 3, or auto, found \"9\"");
     assert_memory_equal(&c, &defaults, sizeof c);
+}
+
+static void a_word_beside_numbers_is_read_and_written(void **state)
+{
+    (void)state;
+    struct run_config c;
+    char *text = NULL;
+    size_t bytes = 0;
+    config_defaults(&c);
+    assert_ok(config_set(&c, "train.zero_stage=auto", "--set"));
+    assert_int_equal(c.train.zero_stage, ZERO_STAGE_AUTO);
+    assert_ok(config_check(&c));
+    assert_ok(config_write(&c, &text, &bytes));
+    assert_non_null(strstr(text, "  zero_stage: auto\n"));
+    mem_free(&text);
+    assert_fails(config_set(&c, "train.zero_stage=-1", "--set"), ST_INVALID, "or auto");
+    assert_fails(config_set(&c, "train.ranks=auto", "--set"), ST_INVALID,
+                 "expected an integer from 1 to 4096, found");
 }
 
 static void unknown_and_repeated_names_are_refused_and_near_ones_suggested(void **state)
@@ -496,6 +516,7 @@ int main(void)
         cmocka_unit_test(empty_files_and_byte_order_marks_are_fine),
         cmocka_unit_test(wrong_values_name_file_line_key_and_what_is_accepted),
         cmocka_unit_test(wrong_values_leave_the_old_ones),
+        cmocka_unit_test(a_word_beside_numbers_is_read_and_written),
         cmocka_unit_test(unknown_and_repeated_names_are_refused_and_near_ones_suggested),
         cmocka_unit_test(yaml_beyond_sections_and_keys_is_refused),
         cmocka_unit_test(broken_yaml_names_line_and_column),

@@ -304,6 +304,60 @@ static void utf8_is_told_from_other_bytes(void **state)
         assert_false(text_is_utf8(bad[i]));
 }
 
+static void sizes_of_memory_are_read_to_the_byte(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        size_t bytes;
+    } good[] = {
+        {"1", 1},
+        {"85899345920", 85899345920},
+        {"9007199254740993", 9007199254740993}, /* more digits than a double has */
+        {"17B", 17},
+        {"3KiB", 3072},
+        {"3kB", 3000},
+        {"3KB", 3000},
+        {"80GiB", (size_t)80 << 30},
+        {"80 GiB", (size_t)80 << 30},
+        {"80GB", 80000000000},
+        {"1.5TiB", (size_t)3 << 39},
+        {"0.5MB", 500000},
+        {"1.0009765625KiB", 1025},
+    };
+    static const char *const bad[] = {"",           "0",
+                                      "0GiB",       "-1",
+                                      "GiB",        "80G",
+                                      "80gb",       "1.2.3",
+                                      "1e9",        "80GiBs",
+                                      "0.5",        "8 0",
+                                      "1048576TiB", "99999999999999999999999999999999999999999"};
+    size_t bytes = 7;
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
+        assert_true(text_to_bytes(&bytes, good[i].text));
+        assert_int_equal(bytes, good[i].bytes);
+    }
+    bytes = 7;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+        assert_false(text_to_bytes(&bytes, bad[i]));
+    assert_int_equal(bytes, 7);
+    char text[32];
+    static const struct {
+        size_t bytes;
+        const char *text;
+    } shown[] = {{1, "1 B"},
+                 {1023, "1023 B"},
+                 {1024, "1.000 KiB"},
+                 {(size_t)80 << 30, "80.00 GiB"},
+                 {(size_t)1023 << 20, "1023 MiB"},
+                 {((size_t)1 << 30) - 1, "1.000 GiB"},
+                 {SIZE_MAX, "16.00 EiB"}};
+    for (size_t i = 0; i < sizeof shown / sizeof *shown; i++) {
+        text_of_bytes(text, shown[i].bytes);
+        assert_string_equal(text, shown[i].text);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -322,6 +376,7 @@ int main(void)
         cmocka_unit_test(nearest_names_need_to_be_near),
         cmocka_unit_test(reals_print_shortest_and_read_back),
         cmocka_unit_test(utf8_is_told_from_other_bytes),
+        cmocka_unit_test(sizes_of_memory_are_read_to_the_byte),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -22,7 +22,7 @@
 
 C_BEGIN
 
-enum { CONFIG_TEXT_BYTES = 512 };
+enum { CONFIG_TEXT_BYTES = 512, ZERO_STAGE_AUTO = -1 /* found when the run starts */ };
 
 /* Choices; the names in YAML are the lower-case tails (linear, per_step, ...). */
 enum model_family { FAMILY_BERT, FAMILY_DISTILBERT };

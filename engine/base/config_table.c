@@ -28,6 +28,11 @@ static const char *const stop_names[] = {"none", "f1", "exact_match", "loss", NU
         FIELD(s, n, FIELD_INT), .int_default = (standard), .int_min = (min), .int_max = (max),     \
                                 .doc = (text)                                                      \
     }
+#define INT_OR(s, n, standard, min, max, name, value, text)                                        \
+    {                                                                                              \
+        FIELD(s, n, FIELD_INT), .int_default = (standard), .int_min = (min), .int_max = (max),     \
+                                .word = (name), .word_value = (value), .doc = (text)               \
+    }
 /* A real number with its bounds included; ABOVE and BELOW leave out the lower or upper bound. */
 #define REAL(s, n, standard, min, max, text)                                                       \
     {                                                                                              \
@@ -98,9 +103,9 @@ const struct config_field config_fields[] = {
     BOOL(data, padded, false,
          "Pad every sequence to max_length instead of packing; for comparisons."),
 
-    INT(train, zero_stage, 0, 0, 3,
-        "What is partitioned across ranks: 0 nothing, 1 optimizer states, 2 gradients too, 3 "
-        "parameters too."),
+    INT_OR(train, zero_stage, 0, 0, 3, "auto", ZERO_STAGE_AUTO,
+           "What is partitioned across ranks: 0 nothing, 1 optimizer states, 2 gradients too, 3 "
+           "parameters too; auto: the fastest of these that fits the memory that is free."),
     INT(train, ranks, 1, 1, 4096, "Ranks that train together."),
     INT(train, micro_batch, 8, 1, 1 << 20, "Sequences in one forward and backward of a rank."),
     INT(train, grad_accum, 1, 1, 1 << 20,
@@ -292,6 +297,10 @@ enum status field_parse(const struct config_field *f, struct run_config *config,
     switch (f->kind) {
     case FIELD_INT:
         fits = text_to_int(&whole, text) && whole >= f->int_min && whole <= f->int_max;
+        if (!fits && f->word != NULL && strcmp(text, f->word) == 0) {
+            whole = f->word_value;
+            fits = true;
+        }
         if (fits)
             *(int64_t *)at = whole;
         break;
@@ -332,7 +341,10 @@ void field_format(const struct config_field *f, const struct run_config *config,
     char number[32];
     switch (f->kind) {
     case FIELD_INT:
-        snprintf(text, text_bytes, "%lld", (long long)*(const int64_t *)at);
+        if (f->word != NULL && *(const int64_t *)at == f->word_value)
+            snprintf(text, text_bytes, "%s", f->word);
+        else
+            snprintf(text, text_bytes, "%lld", (long long)*(const int64_t *)at);
         break;
     case FIELD_REAL:
         text_of_real(number, *(const double *)at);
@@ -374,8 +386,9 @@ void field_accepts(const struct config_field *f, char *text, size_t text_bytes)
         if (f->int_max == INT64_MAX)
             snprintf(text, text_bytes, "an integer of at least %lld", (long long)f->int_min);
         else
-            snprintf(text, text_bytes, "an integer from %lld to %lld", (long long)f->int_min,
-                     (long long)f->int_max);
+            snprintf(text, text_bytes, "an integer from %lld to %lld%s%s", (long long)f->int_min,
+                     (long long)f->int_max, f->word != NULL ? ", or " : "",
+                     f->word != NULL ? f->word : "");
         break;
     case FIELD_REAL:
         accepts_real(f, text, text_bytes);

@@ -23,6 +23,8 @@ struct config_field {
     enum field_kind kind;
     size_t offset;                           /* of the member in struct run_config */
     int64_t int_default, int_min, int_max;   /* FIELD_INT, FIELD_BOOL; FIELD_CHOICE: the default */
+    const char *word;                        /* FIELD_INT: accepted beside numbers; or NULL */
+    int64_t word_value;                      /* what it stands for, outside [int_min, int_max] */
     double real_default, real_min, real_max; /* FIELD_REAL; +-DBL_MAX: no bound */
     bool above, below;                       /* FIELD_REAL: the bound itself is not accepted */
     const char *text_default;                /* FIELD_TEXT */

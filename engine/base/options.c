@@ -170,6 +170,11 @@ static enum status store_value(const struct option *o, const char *text)
         return parse_int(o, text);
     if (o->kind == OPTION_REAL)
         return parse_real(o, text);
+    if (o->kind == OPTION_BYTES)
+        return text_to_bytes(o->value, text)
+                   ? ST_OK
+                   : FAIL(INVALID, "--%s: expected " TEXT_BYTES_ACCEPTED ", found \"%s\"", o->name,
+                          text);
     if (o->kind == OPTION_TEXT) {
         *(const char **)o->value = text;
         return ST_OK;

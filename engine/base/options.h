@@ -17,11 +17,12 @@
 C_BEGIN
 
 enum option_kind {
-    OPTION_FLAG, /* bool: true when given */
-    OPTION_INT,  /* int64_t in [min, max] */
-    OPTION_REAL, /* double in [min, max] */
-    OPTION_TEXT, /* const char *, borrowed from argv */
-    OPTION_LIST  /* struct option_list: every occurrence */
+    OPTION_FLAG,  /* bool: true when given */
+    OPTION_INT,   /* int64_t in [min, max] */
+    OPTION_REAL,  /* double in [min, max] */
+    OPTION_BYTES, /* size_t: text_to_bytes() */
+    OPTION_TEXT,  /* const char *, borrowed from argv */
+    OPTION_LIST   /* struct option_list: every occurrence */
 };
 
 enum { OPTION_LIST_MAX = 64 };

@@ -34,6 +34,55 @@ bool text_to_real(double *out, const char *text)
     return true;
 }
 
+bool text_to_bytes(size_t *out, const char *text)
+{
+    static const struct {
+        const char *name;
+        double bytes;
+    } units[] = {
+        {"", 1},     {"B", 1},    {"KiB", 1024}, {"MiB", 1048576}, {"GiB", 0x1p30}, {"TiB", 0x1p40},
+        {"kB", 1e3}, {"KB", 1e3}, {"MB", 1e6},   {"GB", 1e9},      {"TB", 1e12},
+    };
+    char number[32];
+    double value;
+    int64_t whole;
+    size_t len = strspn(text, ".0123456789");
+    const char *unit = text + len + strspn(text + len, " ");
+    if (len == 0 || len >= sizeof number)
+        return false;
+    snprintf(number, sizeof number, "%.*s", (int)len, text);
+    for (size_t i = 0; i < sizeof units / sizeof units[0]; i++) {
+        if (strcmp(unit, units[i].name) != 0 || !text_to_real(&value, number))
+            continue;
+        if (value * units[i].bytes < 1 || value * units[i].bytes >= 0x1p60)
+            return false;
+        /* Whole numbers exactly, also where a double has not all their digits. */
+        *out = text_to_int(&whole, number) ? (size_t)whole * (size_t)units[i].bytes
+                                           : (size_t)(value * units[i].bytes);
+        return true;
+    }
+    return false;
+}
+
+void text_of_bytes(char out[32], size_t bytes)
+{
+    static const char *const names[] = {"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+    double value = (double)bytes / 1024;
+    int i = 0;
+    if (bytes < 1024) {
+        snprintf(out, 32, "%zu B", bytes);
+        return;
+    }
+    for (; value >= 1023.5 && i < 5; i++)
+        value /= 1024;
+    snprintf(out, 32, "%.*f %s",
+             value < 9.9995   ? 3
+             : value < 99.995 ? 2
+             : value < 999.95 ? 1
+                              : 0,
+             value, names[i]);
+}
+
 /* "3e-05" as people write it: "3e-5". */
 static void shorten_exponent(char *text)
 {

@@ -9,6 +9,7 @@
 #define ENGINE_BASE_TEXT_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "engine/base/status.h"
@@ -20,6 +21,19 @@ bool text_to_int(int64_t *out, const char *text);
 
 /** text_to_real() - a finite decimal number ("3e-5"); false for anything else. */
 bool text_to_real(double *out, const char *text);
+
+/**
+ * text_to_bytes() - "80GiB", "80 GB", "1.5TiB", "85899345920": at least one byte, less than 2^60.
+ * KiB, MiB, GiB and TiB are powers of 1024, kB (or KB), MB, GB and TB of 1000; a fraction of a byte
+ * is cut off. False for anything else: TEXT_BYTES_ACCEPTED says what was expected.
+ */
+bool text_to_bytes(size_t *out, const char *text);
+#define TEXT_BYTES_ACCEPTED                                                                        \
+    "bytes, or a number with KiB, MiB, GiB or TiB (of 1024) or kB, MB, GB or TB (of 1000), as in " \
+    "80GiB"
+
+/** text_of_bytes() - for people, with four digits: "512 B", "1.500 GiB". @out: 32 bytes. */
+void text_of_bytes(char out[32], size_t bytes);
 
 /** text_of_real() - the shortest decimal text that reads back to @value. @out: 32 bytes. */
 void text_of_real(char out[32], double value);

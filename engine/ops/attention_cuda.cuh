@@ -77,18 +77,6 @@ static inline dim3 attention_grid(const struct attention_args *a, int rows)
     return dim3((unsigned)(tiles > 0 ? tiles : 1), (unsigned)a->heads, (unsigned)a->q.count + 1);
 }
 
-/* Bytes of the keep bits of a row: whole tiles of 64 keys. */
-static inline int64_t attention_keep_pitch(int64_t max_length)
-{
-    return div_up(max_length, 64) * 8;
-}
-
-/** attention_workspace_bytes_cuda() - what backward needs: stats and keep bits, or delta. */
-static inline size_t attention_workspace_bytes_cuda(int64_t heads, int64_t rows, int64_t max_length)
-{
-    return (size_t)(heads * rows) * (sizeof(float2) + (size_t)attention_keep_pitch(max_length));
-}
-
 enum status attention_mma_forward(struct stream *s, const struct attention_args *a);
 enum status attention_mma_backward(struct stream *s, const struct attention_args *a);
 

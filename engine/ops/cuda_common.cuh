@@ -22,6 +22,7 @@
 #include "engine/base/tensor.h"
 #include "engine/device/cuda_check.h"
 #include "engine/device/device.h"
+#include "engine/ops/cuda_sizes.h"
 #include "engine/ops/dropout.h"
 #include "engine/ops/ops.h"
 #include "engine/ops/ops_cuda.h"
@@ -284,14 +285,7 @@ __device__ inline void dropout_apply(float (&x)[W], const struct dropout_key &m,
  * (lane, row lane) adds rows row lane, row lane + 8, ... of pack lane; the eight row lanes are
  * added in order and give one row of partial sums; columns_finish() adds those in order.
  */
-enum { COLUMN_THREADS = 256, COLUMN_LANES = 8, COLUMN_ROWS = 32, COLUMN_SETS = 3 };
-
-enum { NORM_BLOCKS = 512 }; /* at most, of squared_norm's first stage */
-
-static inline int64_t column_parts(int64_t rows)
-{
-    return div_up(rows, COLUMN_ROWS);
-}
+enum { COLUMN_THREADS = 256, COLUMN_LANES = 8 };
 
 /* Add the eight row lanes and write columns c0 .. c0 + 32 W - 1 of @out, those below @columns. */
 template <int W>

@@ -18,8 +18,7 @@
  */
 #include "engine/ops/norm_cuda.cuh"
 
-/* As many blocks as run at once on 132 multiprocessors, at most. */
-enum { NORM_MAX_PARTS = 396, NORM_WIDE_WARPS = 16 };
+enum { NORM_WIDE_WARPS = 16 };
 
 template <int WARPS> struct norm_block {
     static constexpr int GROUPS = WARPS < 8 ? 8 / WARPS : 1, THREADS = GROUPS * WARPS * 32;
@@ -233,12 +232,6 @@ __global__ static void position_backward_kernel(float *dposition, const E *dx, s
 }
 
 /* ---- launchers ------------------------------------------------------------------------------- */
-
-size_t cuda_norm_workspace_bytes(const struct op_limits *limits)
-{
-    int64_t parts = min(limits->rows, (int64_t)NORM_MAX_PARTS);
-    return (size_t)(parts * COLUMN_SETS * limits->channels) * sizeof(float);
-}
 
 template <typename E, int W, int CHUNKS, int WARPS, bool EMBEDDING>
 static enum status norm_backward_any(struct stream *s, const struct norm_args *a,

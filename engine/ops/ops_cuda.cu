@@ -1,30 +1,8 @@
 /*
- * engine/ops/ops_cuda.cu - the CUDA backend's table, and the scratch memory its ops need.
+ * engine/ops/ops_cuda.cu - the CUDA backend's table.
  */
-#include "engine/ops/attention_cuda.cuh"
-#include "engine/ops/gemm_plan.h"
-
-static size_t largest(size_t a, size_t b)
-{
-    return a > b ? a : b;
-}
-
-/*
- * The ops of a stream run one after the other, so the largest need is enough: cuBLASLt's fixed
- * workspace, a pair of column sums over the widest matrix, the norms' sums, attention's sums and
- * keep bits of a row and head, and a double a block or a sequence.
- */
-size_t cuda_workspace_bytes(const struct device *device, const struct op_limits *limits)
-{
-    (void)device;
-    int64_t widest = limits->channels * 3 > limits->ffn ? limits->channels * 3 : limits->ffn;
-    size_t columns = (size_t)(2 * column_parts(limits->rows) * widest) * sizeof(float);
-    size_t attention =
-        attention_workspace_bytes_cuda(limits->heads, limits->rows, limits->max_length);
-    size_t sums = (size_t)(limits->sequences + NORM_BLOCKS) * 2 * sizeof(double);
-    columns = largest(columns, cuda_norm_workspace_bytes(limits));
-    return largest(largest(GEMM_WORKSPACE_BYTES, columns), largest(attention, sums));
-}
+#include "engine/ops/cuda_sizes.h"
+#include "engine/ops/ops_cuda.h"
 
 const struct ops ops_cuda = {
     .name = "cuda",

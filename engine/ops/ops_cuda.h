@@ -8,8 +8,6 @@
 
 C_BEGIN
 
-size_t cuda_norm_workspace_bytes(const struct op_limits *limits);
-size_t cuda_workspace_bytes(const struct device *device, const struct op_limits *limits);
 enum status cuda_embedding_forward(struct stream *s, struct tensor out, struct tensor table,
                                    const struct sequences *q, int64_t first_row, bool set);
 enum status cuda_embedding_backward(struct stream *s, struct tensor dtable, struct tensor dout,

@@ -4,13 +4,24 @@
 
 #include "engine/base/options.h"
 #include "engine/base/out.h"
+#include "engine/base/text.h"
+#include "engine/ops/plan_device.h"
 #include "engine/train/commands.h"
 #include "engine/train/evaluate.h"
+#include "engine/train/fit_table.h"
 #include "engine/train/forecast.h"
 #include "engine/train/run.h"
 #include "engine/train/scaling.h"
 
-enum { STAGES = 4 };
+enum { STAGES = FIT_STAGES };
+
+/* What the plan is for. */
+struct plan_target {
+    enum device_kind device; /* not auto */
+    bool timed;              /* there is a profile of a machine, and so a forecast of each stage */
+    struct machine machine;
+    int nodes;
+};
 
 /* The plans of all stages for one configuration. */
 struct stage_plans {
@@ -19,9 +30,8 @@ struct stage_plans {
     int64_t rows, numel, units;
     bool from_data;
     struct batch_size mean; /* micro-batch of the data; no tokens without data */
-    bool timed;             /* there is a profile of a machine, and so a forecast of each stage */
-    struct machine machine;
-    struct forecast forecast[STAGES];
+    const struct plan_target *target;
+    struct forecast forecast[STAGES]; /* with a machine */
 };
 
 /* The longest batches that the run will meet; 0 without data. */
@@ -75,9 +85,10 @@ static enum status plan_stages(struct stage_plans *p, const struct run_config *c
         p->numel = model_total_numel(&setup.model);
         p->units = setup.model.unit_count;
         enum status st = plan_build(&p->plan[stage], &p->account[stage], &setup.spec);
-        if (st == ST_OK && p->timed)
+        if (st == ST_OK && p->target->timed)
             st = forecast_step(&p->forecast[stage], &setup, &p->plan[stage].programs[PROGRAM_STEP],
-                               &p->machine, (struct simulate_world){world_size, 1, 1},
+                               &p->target->machine,
+                               (struct simulate_world){world_size, p->target->nodes, 1},
                                from_data ? p->mean : forecast_batch(&setup));
         setup_release(&setup);
         TRY(st);
@@ -105,7 +116,7 @@ static void print_json(const struct stage_plans *p, const struct run_config *con
         for (int c = 0; c < CATEGORY_COUNT; c++)
             out("%s\"%s\":%zu", c > 0 ? "," : "", category_name((enum category)c), a->own_max[c]);
         out("},\"live_peak\":%zu,\"total\":%zu", a->live_peak_bytes, a->arena_bytes);
-        if (p->timed)
+        if (p->target->timed)
             out(",\"predicted_ms\":%.4f,\"exposed_ms\":%.4f", p->forecast[stage].seconds * 1e3,
                 p->forecast[stage].exposed_seconds * 1e3);
         out("}");
@@ -147,7 +158,8 @@ static void print_times(const struct stage_plans *p)
     out("\n%-16s", "exposed comm. ms");
     for (int stage = 0; stage < STAGES; stage++)
         out("%16.2f", p->forecast[stage].exposed_seconds * 1e3);
-    out("\npredicted for %s (%s), all ranks on one node\n", p->machine.name, p->machine.date);
+    out("\npredicted for %s (%s), %d node%s\n", p->target->machine.name, p->target->machine.date,
+        p->target->nodes, p->target->nodes == 1 ? "" : "s");
 }
 
 static void print_table(const struct stage_plans *p, const struct run_config *config)
@@ -167,7 +179,7 @@ static void print_table(const struct stage_plans *p, const struct run_config *co
         out("%15.1f%%",
             100.0 * (double)p->account[stage].arena_bytes / (double)p->account[0].arena_bytes);
     out("\n");
-    if (p->timed)
+    if (p->target->timed)
         print_times(p);
     if (p->account[1].arena_bytes == p->account[2].arena_bytes)
         out("\nStages 1 and 2 need the same here: the whole gradient of a unit ends with its "
@@ -216,32 +228,17 @@ static void print_program(const struct program *p)
     }
 }
 
-/* The profile that is named, or the one that this user has measured. */
-static enum status find_machine(struct stage_plans *p, const struct run_config *config,
-                                const char *profile)
-{
-    if (profile == NULL)
-        return machine_default(&p->machine, &p->timed, run_device_kind(config));
-    TRY(machine_find(&p->machine, profile));
-    p->timed = true;
-    return ST_OK;
-}
-
-static enum status plan(const struct run_config *config, bool json, bool show_program,
-                        bool from_data, const char *profile)
+static enum status plan(const struct run_config *config, const struct plan_target *target,
+                        bool json, bool show_program, bool from_data)
 {
     enum status st = ST_OK;
-    struct device *device = NULL;
+    struct device device;
     struct stage_plans *plans = NULL;
-    TRY_GOTO(st, out, mem_alloc(&plans, sizeof *plans));
-    TRY_GOTO(st, out,
-             device_open(&device, DEVICE_CPU, config->train.precision, 0,
+    TRY(plan_device_init(&device, target->device, config->train.precision,
                          run_threads(config, (int)config->train.ranks)));
-    TRY_GOTO(st, out, find_machine(plans, config, profile));
-    if (plans->timed && plans->machine.device == DEVICE_CUDA &&
-        config->train.precision == PRECISION_AUTO)
-        device->param_dtype = DTYPE_BF16; /* as that machine will train */
-    TRY_GOTO(st, out, plan_stages(plans, config, device, from_data));
+    TRY_GOTO(st, out, mem_alloc(&plans, sizeof *plans));
+    plans->target = target;
+    TRY_GOTO(st, out, plan_stages(plans, config, &device, from_data));
     if (json)
         print_json(plans, config);
     else
@@ -252,53 +249,187 @@ out:
     for (int stage = 0; plans != NULL && stage < STAGES; stage++)
         plan_release(&plans->plan[stage]);
     mem_free(&plans);
-    device_close(&device);
     return st;
+}
+
+/* ---- the command line ---- */
+
+struct arguments {
+    const char *path, *ranks, *stage, *device, *profile;
+    struct option_list sets;
+    int64_t nodes;
+    size_t memory_bytes, reserve_bytes;
+    bool json, show_program, from_data, scaling;
+};
+
+/* "8", or "1..4096". */
+static enum status parse_ranks(struct fit_table *table, const char *text)
+{
+    enum { RANKS_MAX = 4096 };
+    char first[16];
+    int64_t from, to;
+    const char *dots = strstr(text, "..");
+    int len = dots != NULL ? (int)(dots - text) : (int)strlen(text);
+    snprintf(first, sizeof first, "%.*s", len, text);
+    if (!text_to_int(&from, first) || !text_to_int(&to, dots != NULL ? dots + 2 : first) ||
+        from < 1 || to > RANKS_MAX || from > to)
+        return FAIL(INVALID,
+                    "--ranks: expected an integer from 1 to %d, or two with the smaller first, as "
+                    "in 1..%d; found \"%s\"",
+                    RANKS_MAX, RANKS_MAX, text);
+    table->ranks_from = (int)from;
+    table->ranks_to = (int)to;
+    return ST_OK;
+}
+
+static enum status set_from(struct run_config *config, const char *key, const char *value,
+                            const char *option)
+{
+    char assignment[256];
+    if (value == NULL)
+        return ST_OK;
+    snprintf(assignment, sizeof assignment, "%s=%s", key, value);
+    return config_set(config, assignment, option);
+}
+
+/* The profile that is named, or the one that this user has measured. */
+static enum status find_target(struct plan_target *target, const struct arguments *a,
+                               const struct run_config *config)
+{
+    target->nodes = (int)a->nodes;
+    if (a->profile == NULL) {
+        target->device = run_device_kind(config);
+        return machine_default(&target->machine, &target->timed, target->device);
+    }
+    TRY(machine_find(&target->machine, a->profile));
+    target->timed = true;
+    target->device = target->machine.device;
+    if (config->train.device != DEVICE_AUTO && config->train.device != target->device)
+        return FAIL(INVALID, "--profile %s is of %ss, but train.device is %s", a->profile,
+                    target->device == DEVICE_CUDA ? "GPU" : "CPU",
+                    target->device == DEVICE_CUDA ? "cpu" : "cuda");
+    return ST_OK;
+}
+
+static enum status plan_memory(const struct arguments *a, const struct run_config *config,
+                               const struct plan_target *target, struct fit_table *table)
+{
+    if (a->from_data)
+        return FAIL(INVALID, "--data plans for the batches of one micro_batch; with --memory, "
+                             "which looks for the largest, leave it out");
+    if (a->show_program)
+        return FAIL(INVALID, "--show-program prints one plan; leave --memory out");
+    if (a->memory_bytes > FIT_MEMORY_MAX)
+        return FAIL(INVALID, "--memory: expected at most 128TiB for a rank, found %zu bytes",
+                    a->memory_bytes);
+    if (a->reserve_bytes >= a->memory_bytes)
+        return FAIL(INVALID, "--reserve: expected less than --memory, %zu bytes, found %zu",
+                    a->memory_bytes, a->reserve_bytes);
+    table->config = config;
+    table->device = target->device;
+    table->machine = target->timed ? &target->machine : NULL;
+    table->nodes = target->nodes;
+    table->memory_bytes = a->memory_bytes;
+    table->reserve_bytes = a->reserve_bytes;
+    return fit_table_print(table, a->json);
+}
+
+static enum status run(const struct arguments *a)
+{
+    struct run_config config;
+    struct fit_table table = {0};
+    struct plan_target target = {0};
+    if (a->scaling)
+        return scaling_print();
+    TRY(config_load(&config, a->path, a->sets.items, a->sets.count));
+    TRY(set_from(&config, "train.zero_stage", a->stage, "--zero-stage"));
+    TRY(set_from(&config, "train.device", a->device, "--device"));
+    table.ranks_from = table.ranks_to = (int)config.train.ranks;
+    if (a->ranks != NULL)
+        TRY(parse_ranks(&table, a->ranks));
+    config.train.ranks = table.ranks_from;
+    TRY(config_check(&config));
+    TRY(find_target(&target, a, &config));
+    if (a->nodes > 1 && !target.timed)
+        return FAIL(INVALID, "--nodes is for step times, which need --profile FILE|NAME");
+    if (a->memory_bytes > 0)
+        return plan_memory(a, &config, &target, &table);
+    if (table.ranks_from < table.ranks_to)
+        return FAIL(INVALID, "--ranks %s: several numbers need --memory SIZE", a->ranks);
+    if (a->reserve_bytes > 0)
+        return FAIL(INVALID, "--reserve is a part of --memory SIZE, which is missing");
+    if (a->show_program && config.train.zero_stage == ZERO_STAGE_AUTO)
+        return FAIL(INVALID, "--show-program needs a stage: --zero-stage 0, 1, 2 or 3");
+    return plan(&config, &target, a->json, a->show_program, a->from_data);
 }
 
 enum status cmd_plan(int argc, char **argv)
 {
-    const char *path = NULL, *ranks = NULL, *stage = NULL, *profile = NULL;
-    struct option_list sets = {.count = 0};
-    bool json = false, show_program = false, from_data = false, help_shown = false, scaling = false;
+    struct arguments a = {.nodes = 1};
+    bool help_shown = false;
     const struct option options[] = {
         {.name = "config",
          .kind = OPTION_TEXT,
-         .value = &path,
+         .value = &a.path,
          .metavar = "FILE",
          .help = "run configuration (YAML); without it, the defaults: BERT-base"},
         {.name = "ranks",
          .kind = OPTION_TEXT,
-         .value = &ranks,
-         .metavar = "N",
-         .help = "ranks that train together"},
+         .value = &a.ranks,
+         .metavar = "N[..M]",
+         .help = "ranks that train together; with --memory also from N to M, by powers of two"},
+        {.name = "memory",
+         .kind = OPTION_BYTES,
+         .value = &a.memory_bytes,
+         .metavar = "SIZE",
+         .help =
+             "memory of a rank, as in 80GiB: print which stages fit, the largest micro-batch of "
+             "each and the fastest"},
+        {.name = "reserve",
+         .kind = OPTION_BYTES,
+         .value = &a.reserve_bytes,
+         .metavar = "SIZE",
+         .help = "how much of that is for what is not the arena (GPUs: 2GiB; CPUs: 128MiB, and a "
+                 "copy of the state with checkpoints)"},
+        {.name = "device",
+         .kind = OPTION_TEXT,
+         .value = &a.device,
+         .metavar = "auto|cpu|cuda",
+         .help = "plan for these, also where they are not (auto: what training would take here)"},
         {.name = "zero-stage",
          .kind = OPTION_TEXT,
-         .value = &stage,
-         .metavar = "0..3",
+         .value = &a.stage,
+         .metavar = "0..3|auto",
          .help = "the stage whose program --show-program prints"},
         {.name = "data",
          .kind = OPTION_FLAG,
-         .value = &from_data,
+         .value = &a.from_data,
          .help = "read the data and plan for its longest batch, as training does"},
         {.name = "profile",
          .kind = OPTION_TEXT,
-         .value = &profile,
+         .value = &a.profile,
          .metavar = "FILE|NAME",
          .help = "predict step times for a machine: what tessera calibrate has written, or a name "
                  "as in h100+ib400; without it, this user's own profile if there is one"},
         {.name = "scaling",
          .kind = OPTION_FLAG,
-         .value = &scaling,
+         .value = &a.scaling,
          .help = "print the tables of docs/scaling.md, and nothing else"},
-        {.name = "json", .kind = OPTION_FLAG, .value = &json, .help = "print JSON"},
+        {.name = "nodes",
+         .kind = OPTION_INT,
+         .value = &a.nodes,
+         .metavar = "N",
+         .help = "nodes that the ranks are spread over, equally; for step times",
+         .min = 1,
+         .max = 4096},
+        {.name = "json", .kind = OPTION_FLAG, .value = &a.json, .help = "print JSON"},
         {.name = "show-program",
          .kind = OPTION_FLAG,
-         .value = &show_program,
+         .value = &a.show_program,
          .help = "print the instructions and live bytes of the programs too"},
         {.name = "set",
          .kind = OPTION_LIST,
-         .value = &sets,
+         .value = &a.sets,
          .metavar = "KEY=VALUE",
          .help = "override a key of the configuration; repeatable"},
     };
@@ -308,22 +439,6 @@ enum status cmd_plan(int argc, char **argv)
         .options = options,
         .option_count = sizeof options / sizeof *options,
     };
-    struct run_config config;
-    char assignment[256];
     TRY(options_parse(&command, argc, argv, &help_shown));
-    if (help_shown)
-        return ST_OK;
-    if (scaling)
-        return scaling_print();
-    TRY(config_load(&config, path, sets.items, sets.count));
-    if (ranks != NULL) {
-        snprintf(assignment, sizeof assignment, "train.ranks=%s", ranks);
-        TRY(config_set(&config, assignment, "--ranks"));
-    }
-    if (stage != NULL) {
-        snprintf(assignment, sizeof assignment, "train.zero_stage=%s", stage);
-        TRY(config_set(&config, assignment, "--zero-stage"));
-    }
-    TRY(config_check(&config));
-    return plan(&config, json, show_program, from_data, profile);
+    return help_shown ? ST_OK : run(&a);
 }

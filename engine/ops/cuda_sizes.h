@@ -1,0 +1,42 @@
+/*
+ * engine/ops/cuda_sizes.h - scratch memory of the CUDA kernels, as arithmetic.
+ *
+ * Builds without CUDA have it too: `tessera plan` speaks of GPUs on any machine.
+ */
+#ifndef ENGINE_OPS_CUDA_SIZES_H
+#define ENGINE_OPS_CUDA_SIZES_H
+
+#include "engine/ops/ops.h"
+
+C_BEGIN
+
+/* Rows that a block of a column sum takes, and vectors of sums that one kernel makes at once. */
+enum { COLUMN_ROWS = 32, COLUMN_SETS = 3 };
+
+/* Blocks, at most: of squared_norm's first stage; of a norm's backward, as many as run at once on
+ * 132 multiprocessors. */
+enum { NORM_BLOCKS = 512, NORM_MAX_PARTS = 396 };
+
+static inline int64_t column_parts(int64_t rows)
+{
+    return (rows + COLUMN_ROWS - 1) / COLUMN_ROWS;
+}
+
+/* Bytes of attention's keep bits of a row: whole tiles of 64 keys. */
+static inline int64_t attention_keep_pitch(int64_t max_length)
+{
+    return (max_length + 63) / 64 * 8;
+}
+
+/** attention_workspace_bytes_cuda() - of backward: two floats and the keep bits a row and head. */
+static inline size_t attention_workspace_bytes_cuda(int64_t heads, int64_t rows, int64_t max_length)
+{
+    return (size_t)(heads * rows) * (2 * sizeof(float) + (size_t)attention_keep_pitch(max_length));
+}
+
+/** cuda_workspace_bytes() - the CUDA backend's entry workspace_bytes; @device is not used. */
+size_t cuda_workspace_bytes(const struct device *device, const struct op_limits *limits);
+
+C_END
+
+#endif

@@ -1,0 +1,367 @@
+/*
+ * engine/train/fit.h: the largest micro-batch is exact to the byte, for cards and CPUs, and what
+ * `tessera plan --memory` prints is what a run then takes.
+ */
+#include "engine/train/fit.h"
+
+#include <jansson.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "engine/base/arena.h"
+#include "engine/ops/plan_device.h"
+#include "tests/support/process.h"
+#include "tests/support/run.h"
+
+static struct scratch scratch;
+static struct process ran;
+
+#define RUN(...) process_run(&ran, &scratch, (const char *const[]){__VA_ARGS__, NULL})
+
+/* Contexts that fill every window, so that a batch has the rows that a plan without data takes. */
+static int make_data(void **state)
+{
+    struct made_questions train = {40, 60, 90, 4, .seed = 11};
+    return run_set_up(state, &scratch, &train, NULL);
+}
+
+static struct run_config small_model(void)
+{
+    struct run_config c;
+    config_defaults(&c);
+    c.model.hidden = 96;
+    c.model.heads = 6;
+    c.model.ffn = 384;
+    c.model.layers = 3;
+    c.model.vocab_size = 1000;
+    c.model.max_positions = 64;
+    c.data.max_length = 64;
+    c.data.doc_stride = 16;
+    c.train.max_unit_numel = 40000;
+    c.eval.micro_batch = 1;
+    return c;
+}
+
+static size_t arena_of(const struct fit_question *q, int stage, int64_t micro_batch)
+{
+    struct plan plan = {0};
+    struct account account;
+    struct setup setup;
+    struct run_config c = *q->config;
+    c.train.ranks = q->world_size;
+    c.train.micro_batch = micro_batch;
+    assert_ok(setup_init(&setup, &c, q->device, q->world_size, stage, 0, 0));
+    assert_ok(plan_build(&plan, &account, &setup.spec));
+    plan_release(&plan);
+    setup_release(&setup);
+    return account.arena_bytes;
+}
+
+/* ---- exact ---- */
+
+static void check_exact(const struct fit_question *q, int stage, int64_t hint)
+{
+    struct fit fit;
+    assert_ok(fit_largest(&fit, q, stage, hint));
+    assert_true(fit.allowed);
+    assert_int_equal(fit.account.arena_bytes, arena_of(q, stage, fit.micro_batch));
+    assert_int_equal(fit.fits, fit.account.arena_bytes <= q->room_bytes);
+    if (!fit.fits)
+        assert_int_equal(fit.micro_batch, 1);
+    else if (!fit.limited)
+        assert_true(arena_of(q, stage, fit.micro_batch + 1) > q->room_bytes);
+}
+
+static void the_largest_micro_batch_fits_and_one_more_does_not(void **state)
+{
+    (void)state;
+    uint64_t random = test_seed();
+    for (int i = 0; i < 24; i++) {
+        struct device device;
+        struct run_config c = small_model();
+        c.train.grad_accum = 1 + i % 3;
+        c.train.recompute = i % 4 == 3 ? RECOMPUTE_BLOCK : RECOMPUTE_NONE;
+        c.data.max_length = 40 + 24 * (i % 2); /* also lengths that are no length class */
+        assert_ok(plan_device_init(&device, i % 2 ? DEVICE_CUDA : DEVICE_CPU, PRECISION_AUTO, 2));
+        struct fit_question q = {
+            .config = &c, .device = &device, .world_size = 1 + (int)(test_random(&random) % (70))};
+        q.room_bytes = ((size_t)1 << 20) + (size_t)(test_random(&random) % (80 << 20));
+        if (i % 2) /* cuBLASLt's workspace alone is 32 MiB */
+            q.room_bytes += (size_t)32 << 20;
+        check_exact(&q, i % FIT_STAGES, (int64_t)(test_random(&random) % (200)));
+    }
+}
+
+/* A room of exactly the arena of 5 is enough for 5; with one byte less, 4 is the most. */
+static void one_byte_less_is_one_sequence_less(void **state)
+{
+    (void)state;
+    for (int stage = 0; stage < FIT_STAGES; stage++) {
+        struct fit fit;
+        struct device device;
+        struct run_config c = small_model();
+        c.model.max_positions = c.data.max_length = 128; /* a length class each */
+        assert_ok(plan_device_init(&device, DEVICE_CPU, PRECISION_AUTO, 1));
+        struct fit_question q = {.config = &c, .device = &device, .world_size = 4};
+        q.room_bytes = arena_of(&q, stage, 5);
+        assert_ok(fit_largest(&fit, &q, stage, 0));
+        assert_int_equal(fit.micro_batch, 5);
+        q.room_bytes--;
+        assert_ok(fit_largest(&fit, &q, stage, 1000));
+        assert_int_equal(fit.micro_batch, 4);
+    }
+}
+
+static void the_ends_of_the_search(void **state)
+{
+    (void)state;
+    struct fit fit;
+    struct device device;
+    struct run_config c = small_model();
+    assert_ok(plan_device_init(&device, DEVICE_CPU, PRECISION_AUTO, 1));
+    struct fit_question q = {.config = &c, .device = &device, .world_size = 4};
+    q.room_bytes = 0; /* nothing fits */
+    assert_ok(fit_largest(&fit, &q, 3, 7));
+    assert_false(fit.fits);
+    assert_null(fit_fastest(&fit, 1));
+    q.room_bytes = FIT_MEMORY_MAX; /* the configuration's limits */
+    assert_ok(fit_largest(&fit, &q, 3, 0));
+    assert_true(fit.fits && fit.limited);
+    assert_int_equal(fit.micro_batch, 1 << 20);
+    c.train.grad_accum = 8;
+    q.world_size = 4096;
+    assert_ok(fit_largest(&fit, &q, 0, 0));
+    assert_true(fit.limited);
+    assert_int_equal(fit.micro_batch, INT32_MAX / (8 * 4096));
+    c.train.grad_accum = 1;
+    q.world_size = 4;
+    c.train.reduce = REDUCE_PER_STEP; /* which stages 2 and 3 refuse */
+    q.room_bytes = (size_t)50 << 20;
+    for (int stage = 0; stage < FIT_STAGES; stage++) {
+        assert_ok(fit_largest(&fit, &q, stage, 0));
+        assert_int_equal(fit.allowed, stage < 2);
+        assert_int_equal(fit.fits, stage < 2);
+    }
+}
+
+static void a_given_micro_batch_fits_or_does_not(void **state)
+{
+    (void)state;
+    for (int stage = 0; stage < FIT_STAGES; stage++) {
+        struct fit fit;
+        struct device device;
+        struct run_config c = small_model();
+        c.train.micro_batch = 9;
+        assert_ok(plan_device_init(&device, DEVICE_CUDA, PRECISION_AUTO, 1));
+        struct fit_question q = {.config = &c, .device = &device, .world_size = 2};
+        q.room_bytes = arena_of(&q, stage, 9);
+        assert_ok(fit_given(&fit, &q, stage));
+        assert_true(fit.fits && fit.micro_batch == 9);
+        q.room_bytes--;
+        assert_ok(fit_given(&fit, &q, stage));
+        assert_false(fit.fits);
+    }
+}
+
+/* ---- large models ---- */
+
+static struct run_config seven_billion(void)
+{
+    struct run_config c;
+    config_defaults(&c);
+    c.model.hidden = 4096;
+    c.model.heads = 32;
+    c.model.ffn = 16384;
+    c.model.layers = 36;
+    c.model.vocab_size = 32000;
+    c.model.max_positions = 2048;
+    c.data.max_length = 2048;
+    c.train.recompute = RECOMPUTE_BLOCK;
+    c.eval.micro_batch = 1;
+    return c;
+}
+
+/* All stages on 1 to 4096 ranks; nothing of its size is allocated. */
+static void seven_billion_parameters_are_planned_without_allocating_them(void **state)
+{
+    (void)state;
+    struct device device;
+    struct run_config c = seven_billion();
+    struct fit fits[FIT_STAGES] = {{0}};
+    struct timespec begin, end;
+    int64_t before = mem_live_bytes();
+    assert_ok(plan_device_init(&device, DEVICE_CUDA, PRECISION_AUTO, 1));
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &begin);
+    for (int ranks = 1; ranks <= 4096; ranks *= 2) {
+        struct fit_question q = {.config = &c, .device = &device, .world_size = ranks};
+        q.room_bytes = ((size_t)80 << 30) - FIT_BESIDE_CARD;
+        for (int stage = 0; stage < FIT_STAGES; stage++)
+            assert_ok(fit_largest(&fits[stage], &q, stage, fits[stage].micro_batch));
+        assert_false(fits[0].fits);                 /* 18 bytes a parameter */
+        assert_int_equal(fits[1].fits, ranks >= 2); /* whole gradients end one by one */
+        assert_int_equal(fits[3].fits, ranks >= 2);
+    }
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &end);
+    double seconds =
+        (double)(end.tv_sec - begin.tv_sec) + 1e-9 * (double)(end.tv_nsec - begin.tv_nsec);
+    print_message("52 answers for 7 B parameters in %.2f s\n", seconds);
+    assert_int_equal(mem_live_bytes(), before);
+    assert_true(seconds < 10); /* far more than it takes, for instrumented builds */
+}
+
+/* ---- what is printed ---- */
+
+static json_t *printed(void)
+{
+    json_error_t error;
+    json_t *root = json_loads(ran.out, 0, &error);
+    if (root == NULL)
+        fail_msg("%s in %s", error.text, ran.out);
+    return root;
+}
+
+static size_t bytes_of(const json_t *object, const char *key)
+{
+    const json_t *v = json_object_get(object, key);
+    if (!json_is_integer(v))
+        fail_msg("no integer \"%s\"", key);
+    return (size_t)json_integer_value(v);
+}
+
+static struct run_config measured_model(void)
+{
+    struct run_config c;
+    run_tiny(&c, &scratch, false);
+    c.model.hidden = 192;
+    c.model.heads = 3;
+    c.model.ffn = 768;
+    c.model.layers = 6;
+    c.data.padded = true; /* B * max_length rows, as planned without data */
+    c.data.max_length = 64;
+    c.model.max_positions = 64;
+    c.train.ranks = 2;
+    c.train.max_unit_numel = 1 << 20;
+    c.eval.micro_batch = 1;
+    return c;
+}
+
+/*
+ * Activations, workspace and buffers are in the estimate: a run with the micro-batch that the plan
+ * says is the largest for 60 MiB has the arenas that it printed, and the process grew by them.
+ */
+static void b60_a_run_takes_what_plan_printed(void **state)
+{
+    (void)state;
+    char batch[64];
+    struct run_config c = measured_model();
+    const char *path = run_put_config(&scratch, &c);
+    for (int stage = 0; stage < FIT_STAGES; stage += 3) {
+        char number[8];
+        snprintf(number, sizeof number, "%d", stage);
+        RUN("plan", "--config", path, "--device", "cpu", "--memory", "60MiB", "--reserve", "1MiB",
+            "--json");
+        process_expect(&ran, 0, "\"ranks\":[", NULL);
+        json_t *root = printed();
+        const json_t *ranks = json_array_get(json_object_get(root, "ranks"), 0);
+        const json_t *row = json_array_get(json_object_get(ranks, "stages"), (size_t)stage);
+        size_t planned = bytes_of(row, "total"), sum = 0;
+        const json_t *value;
+        const char *key;
+        assert_true(planned <= (size_t)59 << 20 && planned > (size_t)50 << 20);
+        json_object_foreach(json_object_get(row, "bytes"), key, value) sum +=
+            (size_t)json_integer_value(value);
+        assert_int_equal(sum, planned);
+        snprintf(batch, sizeof batch, "train.micro_batch=%zu", bytes_of(row, "micro_batch"));
+        json_decref(root);
+
+        RUN("train", "--config", path, "--zero-stage", number, "--set", batch, "--steps", "2");
+        process_expect(&ran, 0, NULL, NULL);
+        json_error_t error;
+        json_t *summary = json_load_file(scratch_at(&scratch, "out/summary.json"), 0, &error);
+        assert_non_null(summary);
+        assert_int_equal(bytes_of(json_object_get(summary, "bytes_per_rank"), "arena"), planned);
+        const json_t *process = json_object_get(summary, "process_bytes");
+        size_t grown = bytes_of(process, "grown"), count = bytes_of(process, "ranks");
+        print_message("stage %d: %zu ranks planned %.1f MiB, the process grew by %.1f\n", stage,
+                      count, (double)(planned * count) / 1048576, (double)grown / 1048576);
+        assert_int_equal(count, 2);
+#if !defined(__SANITIZE_ADDRESS__)
+        /* What an arena has beside it: threads, batches, BLAS. */
+        assert_true((double)grown > 0.97 * (double)(planned * count));
+        assert_true((double)grown < 1.03 * (double)(planned * count) + 32 * 1048576.0);
+#endif
+        json_decref(summary);
+    }
+}
+
+static void plans_for_memory_refuse_what_makes_no_sense(void **state)
+{
+    (void)state;
+    struct run_config c = measured_model();
+    const char *path = run_put_config(&scratch, &c);
+    static const struct {
+        const char *args[6];
+        const char *message;
+    } cases[] = {
+        {{"--memory", "80 gigs"},
+         "--memory: expected bytes, or a number with KiB, MiB, GiB or TiB"},
+        {{"--memory", "0"}, "--memory: expected bytes"},
+        {{"--memory", "200TiB"}, "--memory: expected at most 128TiB"},
+        {{"--memory", "1GiB", "--reserve", "1GiB"}, "--reserve: expected less than --memory"},
+        {{"--memory", "1GiB", "--data"}, "--data plans for the batches of one micro_batch"},
+        {{"--memory", "1GiB", "--show-program"}, "leave --memory out"},
+        {{"--memory", "1GiB", "--ranks", "8..4"}, "--ranks: expected an integer from 1 to 4096"},
+        {{"--memory", "1GiB", "--ranks", "1..5000"}, "found \"1..5000\""},
+        {{"--memory", "1GiB", "--ranks", "1.."}, "found \"1..\""},
+        {{"--memory", "1GiB", "--device", "tpu"}, "train.device: expected auto, cpu or cuda"},
+        {{"--ranks", "1..8"}, "several numbers need --memory"},
+        {{"--reserve", "1GiB"}, "--memory SIZE, which is missing"},
+        {{"--zero-stage", "auto", "--show-program"}, "--show-program needs a stage"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *args[10] = {"plan", "--config", path};
+        for (int k = 0; k < 6 && cases[i].args[k] != NULL; k++)
+            args[3 + k] = cases[i].args[k];
+        process_run(&ran, &scratch, args);
+        process_expect(&ran, 2, NULL, cases[i].message);
+        assert_string_equal(ran.out, "");
+    }
+}
+
+static void the_table_names_the_fastest_and_what_does_not_fit(void **state)
+{
+    (void)state;
+    struct run_config c = seven_billion();
+    const char *path = run_put_config(&scratch, &c);
+    RUN("plan", "--config", path, "--device", "cuda", "--memory", "80GiB", "--ranks", "1..12");
+    process_expect(&ran, 0, "bert: 7389.2 M parameters", NULL);
+    assert_non_null(strstr(ran.out, "bf16 on GPUs"));
+    assert_non_null(strstr(ran.out, "2 GiB for context"));
+    assert_non_null(strstr(ran.out, "at B = 1"));
+    assert_non_null(strstr(ran.out, "\n     12 ")); /* 1, 2, 4, 8 and the end */
+    assert_non_null(strstr(ran.out, "1* "));
+    RUN("plan", "--config", path, "--device", "cuda", "--memory", "80GB", "--ranks", "8", "--json");
+    process_expect(&ran, 0, NULL, NULL);
+    json_t *root = printed();
+    assert_int_equal(bytes_of(root, "memory_bytes"), 80000000000u);
+    const json_t *row = json_array_get(json_object_get(root, "ranks"), 0);
+    assert_int_equal(bytes_of(row, "beside_bytes"), FIT_BESIDE_CARD);
+    assert_true(json_is_integer(json_object_get(row, "fastest")));
+    json_decref(root);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_largest_micro_batch_fits_and_one_more_does_not),
+        cmocka_unit_test(one_byte_less_is_one_sequence_less),
+        cmocka_unit_test(the_ends_of_the_search),
+        cmocka_unit_test(a_given_micro_batch_fits_or_does_not),
+        cmocka_unit_test(seven_billion_parameters_are_planned_without_allocating_them),
+        cmocka_unit_test(b60_a_run_takes_what_plan_printed),
+        cmocka_unit_test(plans_for_memory_refuse_what_makes_no_sense),
+        cmocka_unit_test(the_table_names_the_fastest_and_what_does_not_fit),
+    };
+    return cmocka_run_group_tests(tests, make_data, run_tear_down);
+}
