@@ -170,6 +170,11 @@ uint32_t device_progress(const struct device *device, enum stream_id id)
     return __atomic_load_n(&device->progress->word[id], __ATOMIC_RELAXED);
 }
 
+enum status device_memory_free(struct device *device, size_t *bytes)
+{
+    return device->ops->memory_free(device, bytes);
+}
+
 enum status device_memory_used(struct device *device, size_t *bytes)
 {
     return device->ops->memory_used(device, bytes);

@@ -93,6 +93,7 @@ struct device_ops {
     void (*graph_close)(struct graph *g);
     enum status (*mark)(struct stream *s, uint32_t value);
     enum status (*memory_used)(struct device *device, size_t *bytes);
+    enum status (*memory_free)(struct device *device, size_t *bytes);
     enum status (*timer_open)(struct device *device, struct device_timer *t);
     void (*timer_close)(struct device_timer *t);
     enum status (*timer_record)(struct device_timer *t, struct stream *s);
@@ -196,6 +197,10 @@ uint32_t device_progress(const struct device *device, enum stream_id id);
  * device->context_bytes, so the growth is what this rank allocated.
  */
 MUST_CHECK enum status device_memory_used(struct device *device, size_t *bytes);
+
+/** device_memory_free() - what may still be allocated: free memory of the card; on the CPU what the
+ * system and its control groups leave, to all ranks here together (engine/device/host_memory.h). */
+MUST_CHECK enum status device_memory_free(struct device *device, size_t *bytes);
 
 /* Timers, for benches and traces: elapsed time between two recorded moments. In a captured piece
  * the record is part of the graph and holds the moment of the last launch. */

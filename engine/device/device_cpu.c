@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "engine/base/arena.h"
+#include "engine/device/host_memory.h"
 #include "engine/device/workers.h"
 
 extern const struct ops ops_cpu; /* engine/ops; only its address is needed here */
@@ -77,6 +78,12 @@ static enum status memory_used(struct device *device, size_t *bytes)
         return FAIL(SYSTEM, "/proc/self/statm has another form than expected");
     *bytes = resident * (size_t)sysconf(_SC_PAGESIZE);
     return ST_OK;
+}
+
+static enum status memory_free(struct device *device, size_t *bytes)
+{
+    (void)device;
+    return host_memory_free(bytes, "");
 }
 
 /* ---- streams and events: nothing is ever in flight ------------------------------------------ */
@@ -233,6 +240,7 @@ static const struct device_ops device_ops_cpu = {
     .graph_close = close_graph,
     .mark = mark,
     .memory_used = memory_used,
+    .memory_free = memory_free,
     .timer_open = open_timer,
     .timer_close = close_timer,
     .timer_record = record_timer,

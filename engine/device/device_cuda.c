@@ -32,6 +32,13 @@ static enum status memory_used(struct device *device, size_t *bytes)
     return ST_OK;
 }
 
+static enum status memory_free(struct device *device, size_t *bytes)
+{
+    (void)device;
+    size_t total = 0;
+    return CUDA(cudaMemGetInfo(bytes, &total));
+}
+
 /* Zero-filled, like memory of the CPU device. cudaMalloc() aligns to 256 bytes at least. */
 static enum status alloc(struct device *device, void **out, size_t bytes)
 {
@@ -362,6 +369,7 @@ static const struct device_ops cuda_ops = {
     .graph_close = close_graph,
     .mark = mark,
     .memory_used = memory_used,
+    .memory_free = memory_free,
     .timer_open = timer_open,
     .timer_close = timer_close,
     .timer_record = timer_record,

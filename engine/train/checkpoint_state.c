@@ -103,7 +103,7 @@ enum status training_state_write(struct json_t **out, const struct training_stat
         "{s:s, s:i, s:I, s:f, s:I, s:I, s:I, s:I, s:o, s:o, s:I, s:I, s:o, s:I, s:b, s:o, s:o, "
         "s:o}",
         "program", PROGRAM, "world_size", t->comm->world_size, "zero_stage",
-        (json_int_t)t->config->train.zero_stage, "epoch",
+        (json_int_t)t->setup.spec.zero_stage, "epoch",
         (double)s->step / (double)t->sampler.steps_per_epoch, "step", (json_int_t)s->step, "t",
         (json_int_t)s->t, "seed", (json_int_t)t->config->train.seed, "train_count",
         (json_int_t)t->sampler.count, "train_hash", hash_text(d->train.data.content_hash),

@@ -80,7 +80,10 @@ static void add_all(struct arguments *a, const struct request *q, const struct r
         add(a, "--set=%s", settings[i]);
     add(a, "--set=train.micro_batch=%" PRId64, r->micro_batch);
     add(a, "--ranks=%" PRId64, r->ranks);
-    add(a, "--zero-stage=%" PRId64, r->zero_stage);
+    if (r->zero_stage == ZERO_STAGE_AUTO)
+        add(a, "--zero-stage=auto");
+    else
+        add(a, "--zero-stage=%" PRId64, r->zero_stage);
     add(a, "--steps=%" PRId64, q->steps);
     add(a, "--output-dir=%s", dir);
     /* The last step is the traced one: it does not count for speed. */
@@ -152,12 +155,23 @@ static enum status run_once(struct run_result *r, const struct request *q, const
         struct run_result asked = *r;
         enum status st = run_result_read(r, dir);
         snprintf(r->name, sizeof r->name, "%s", asked.name);
+        if (asked.zero_stage == ZERO_STAGE_AUTO)
+            snprintf(r->name + strlen(r->name), sizeof r->name - strlen(r->name), " (%" PRId64 ")",
+                     r->zero_stage);
         return st;
     }
     if (WIFEXITED(state) && WEXITSTATUS(state) == 127)
         return FAIL(SYSTEM, "cannot start this program again, or write %s", log);
     say_failed(r, state, log);
     return ST_OK;
+}
+
+static void say_stage(char out[24], int64_t stage)
+{
+    if (stage == ZERO_STAGE_AUTO)
+        snprintf(out, 24, "auto");
+    else
+        snprintf(out, 24, "%" PRId64, stage);
 }
 
 /* All repeats of a combination; the first that fails is what counts. */
@@ -169,9 +183,11 @@ static enum status run_repeats(struct run_result *r, const struct request *q)
     TRY(mem_alloc(&repeats, sizeof *repeats * (size_t)q->repeat));
     for (int i = 0; i < q->repeat; i++) {
         repeats[i] = *r;
-        int n = snprintf(dir, sizeof dir,
-                         "%s/ranks-%" PRId64 "-stage-%" PRId64 "-batch-%" PRId64 "/repeat-%d",
-                         q->dir, r->ranks, r->zero_stage, r->micro_batch, i + 1);
+        char stage[24];
+        say_stage(stage, r->zero_stage);
+        int n =
+            snprintf(dir, sizeof dir, "%s/ranks-%" PRId64 "-stage-%s-batch-%" PRId64 "/repeat-%d",
+                     q->dir, r->ranks, stage, r->micro_batch, i + 1);
         if (n >= (int)sizeof dir)
             st = FAIL(INVALID, "--output-dir: the name is too long");
         else
@@ -212,8 +228,10 @@ static enum status run_all(struct comparison *c, const struct request *q)
         r->ranks = q->ranks.values[i / (q->batches.count * q->stages.count)];
         r->micro_batch = q->batches.values[i / q->stages.count % q->batches.count];
         r->zero_stage = q->stages.values[i % q->stages.count];
-        snprintf(r->name, sizeof r->name, "%" PRId64 " rank%s, stage %" PRId64, r->ranks,
-                 r->ranks == 1 ? "" : "s", r->zero_stage);
+        char stage[24];
+        say_stage(stage, r->zero_stage);
+        snprintf(r->name, sizeof r->name, "%" PRId64 " rank%s, stage %s", r->ranks,
+                 r->ranks == 1 ? "" : "s", stage);
         if (q->batches.count > 1)
             snprintf(r->name + strlen(r->name), sizeof r->name - strlen(r->name),
                      ", batch %" PRId64, r->micro_batch);
@@ -253,9 +271,9 @@ out:
 
 /* ---- the command line ---- */
 
-/* "1,2,4" */
+/* "1,2,4"; @min - 1 may be given as @word, NULL: as nothing. */
 static enum status parse_list(struct list *list, const char *option, const char *text, int64_t min,
-                              int64_t max)
+                              int64_t max, const char *word)
 {
     list->count = 0;
     for (const char *at = text;; at++) {
@@ -263,14 +281,17 @@ static enum status parse_list(struct list *list, const char *option, const char 
         int64_t value;
         size_t len = strcspn(at, ",");
         snprintf(one, sizeof one, "%.*s", (int)len, at);
-        if (len >= sizeof one || !text_to_int(&value, one) || value < min || value > max)
+        if (word != NULL && strcmp(one, word) == 0)
+            value = min - 1;
+        else if (len >= sizeof one || !text_to_int(&value, one) || value < min || value > max)
             return FAIL(INVALID,
                         "--%s: expected integers from %" PRId64 " to %" PRId64
-                        " with commas between them, found \"%s\"",
-                        option, min, max, text);
+                        "%s%s with commas between them, found \"%s\"",
+                        option, min, max, word != NULL ? " or " : "", word != NULL ? word : "",
+                        text);
         for (int i = 0; i < list->count; i++)
             if (list->values[i] == value)
-                return FAIL(INVALID, "--%s: %" PRId64 " stands there twice", option, value);
+                return FAIL(INVALID, "--%s: %s stands there twice", option, one);
         if (list->count == MAX_VALUES)
             return FAIL(INVALID, "--%s: more than %d values", option, MAX_VALUES);
         list->values[list->count++] = value;
@@ -289,10 +310,10 @@ static enum status resolve(struct request *q, char dir[CONFIG_TEXT_BYTES], const
     q->ranks = (struct list){{config.train.ranks}, 1};
     q->batches = (struct list){{config.train.micro_batch}, 1};
     if (ranks != NULL)
-        TRY(parse_list(&q->ranks, "ranks", ranks, 1, 1 << 20));
-    TRY(parse_list(&q->stages, "stages", stages, 0, 3));
+        TRY(parse_list(&q->ranks, "ranks", ranks, 1, 1 << 20, NULL));
+    TRY(parse_list(&q->stages, "stages", stages, 0, 3, "auto"));
     if (batches != NULL)
-        TRY(parse_list(&q->batches, "micro-batch", batches, 1, 1 << 20));
+        TRY(parse_list(&q->batches, "micro-batch", batches, 1, 1 << 20, NULL));
     if (q->ranks.count * q->stages.count * q->batches.count > MAX_RUNS)
         return FAIL(INVALID, "more than %d combinations", MAX_RUNS);
     if (q->dir == NULL) {
@@ -327,7 +348,7 @@ enum status cmd_compare(int argc, char **argv)
          .kind = OPTION_TEXT,
          .value = &stages,
          .metavar = "S[,S...]",
-         .help = "zero stages"},
+         .help = "zero stages; auto: what training would take itself"},
         {.name = "micro-batch",
          .kind = OPTION_TEXT,
          .value = &batches,

@@ -12,7 +12,8 @@ struct shorthand {
 };
 
 static const struct shorthand shorthands[] = {
-    {"zero-stage", "train.zero_stage", "0..3", "what is partitioned across ranks"},
+    {"zero-stage", "train.zero_stage", "0..3|auto",
+     "what is partitioned across ranks; auto: the fastest that fits"},
     {"ranks", "train.ranks", "N", "ranks that train together"},
     {"comm", "train.comm", "auto|local|mpi|nccl", "how they communicate"},
     {"bind", "train.bind", "auto|none", "keep each rank on its own cores and near memory"},

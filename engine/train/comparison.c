@@ -329,7 +329,8 @@ static json_t *run_json(const struct row *row)
     json_t *o = json_object();
     json_object_set_new(o, "name", text_json(r->name));
     json_object_set_new(o, "ranks", json_integer(r->ranks));
-    json_object_set_new(o, "zero_stage", json_integer(r->zero_stage));
+    json_object_set_new(o, "zero_stage",
+                        r->zero_stage >= 0 ? json_integer(r->zero_stage) : json_null());
     json_object_set_new(o, "micro_batch", json_integer(r->micro_batch));
     json_object_set_new(o, "grad_accum", json_integer(r->grad_accum));
     json_object_set_new(o, "status", json_string(ran(r) ? "ok" : "failed"));

@@ -174,14 +174,11 @@ const struct fit *fit_fastest(const struct fit *fits, int count)
     return best;
 }
 
-enum status fit_beside_bytes(size_t *bytes, const struct fit_question *q)
+enum status fit_copy_bytes(size_t *bytes, const struct fit_question *q)
 {
     struct setup setup;
-    *bytes = FIT_BESIDE_CARD;
-    if (q->device->fixed_rows) /* a card */
-        return ST_OK;
-    *bytes = FIT_BESIDE_PROCESS;
-    if (q->config->checkpoint.every == 0)
+    *bytes = 0;
+    if (q->device->fixed_rows || q->config->checkpoint.every == 0)
         return ST_OK;
     TRY(set_up(&setup, q, 0, 1));
     for (int u = 0; u < setup.layout.unit_count; u++) {
@@ -190,5 +187,12 @@ enum status fit_beside_bytes(size_t *bytes, const struct fit_question *q)
             sizeof(float) * (size_t)unit->shard_numel * (unit->frozen ? 1 : CHECKPOINT_STATES);
     }
     setup_release(&setup);
+    return ST_OK;
+}
+
+enum status fit_beside_bytes(size_t *bytes, const struct fit_question *q)
+{
+    TRY(fit_copy_bytes(bytes, q));
+    *bytes += q->device->fixed_rows ? FIT_BESIDE_CARD : FIT_BESIDE_PROCESS;
     return ST_OK;
 }

@@ -69,6 +69,9 @@ MUST_CHECK enum status fit_given(struct fit *fit, const struct fit_question *q, 
  */
 const struct fit *fit_fastest(const struct fit *fits, int count);
 
+/** fit_copy_bytes() - of these, the copy for checkpoints; on GPUs it is the host's memory: 0. */
+MUST_CHECK enum status fit_copy_bytes(size_t *bytes, const struct fit_question *q);
+
 /** fit_beside_bytes() - what a rank needs beside its arena, as above. As setup_init(). */
 MUST_CHECK enum status fit_beside_bytes(size_t *bytes, const struct fit_question *q);
 

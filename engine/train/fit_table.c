@@ -49,9 +49,15 @@ static enum status find_fits(struct rank_fits *r, const struct fit_table *t, int
 
 /* ---- text ---- */
 
-static double gib(size_t bytes)
+/* Small memories in MiB. */
+static bool in_mib(const struct fit_table *t)
 {
-    return (double)bytes / 0x1p30;
+    return t->memory_bytes < (size_t)16 << 30;
+}
+
+static double scaled(const struct fit_table *t, size_t bytes)
+{
+    return (double)bytes / (in_mib(t) ? 0x1p20 : 0x1p30);
 }
 
 static enum status print_head(const struct fit_table *t)
@@ -80,8 +86,9 @@ static enum status print_head(const struct fit_table *t)
             c->checkpoint.every > 0
                 ? ",\nand the copy of its part of the state that checkpoints are written from"
                 : "");
-    out("B is the largest that fits. GiB of a rank at the instant of its step's peak; sent: in a "
-        "step.\n");
+    out("B is the largest that fits. %s of a rank at the instant of its step's peak; sent: in a "
+        "step.\n",
+        in_mib(t) ? "MiB" : "GiB");
     if (t->machine != NULL)
         out("Times are predicted for %s (%s), %d node%s. * is the fastest.\n\n", t->machine->name,
             t->machine->date, t->nodes, t->nodes == 1 ? "" : "s");
@@ -116,7 +123,8 @@ static void print_fit(const struct fit_table *t, const struct rank_fits *r, cons
         return;
     }
     if (!f->fits) {
-        out("%5d       - %9.3f %9.3f at B = 1\n", f->stage, gib(r->beside_bytes), gib(arena));
+        out("%5d       - %9.3f %9.3f at B = 1\n", f->stage, scaled(t, r->beside_bytes),
+            scaled(t, arena));
         return;
     }
     size_t optimizer = b[CATEGORY_ADAM_M] + b[CATEGORY_ADAM_V];
@@ -124,9 +132,10 @@ static void print_fit(const struct fit_table *t, const struct rank_fits *r, cons
                    b[CATEGORY_IN_FLIGHT] + b[CATEGORY_ACTIVATIONS];
     out("%4d%s %7" PRId64 "%s %8.3f %9.3f %9.3f %9.3f %9.3f %9.3f %9.3f %9.3f %9.3f %9.3f",
         f->stage, f == r->fastest ? "*" : " ", f->micro_batch, f->limited ? "+" : " ",
-        gib(r->beside_bytes), gib(arena), gib(b[CATEGORY_PARAMETERS]), gib(b[CATEGORY_GRADIENTS]),
-        gib(b[CATEGORY_MASTER]), gib(optimizer), gib(b[CATEGORY_IN_FLIGHT]),
-        gib(b[CATEGORY_ACTIVATIONS]), gib(arena - named), gib((size_t)f->sent_bytes));
+        scaled(t, r->beside_bytes), scaled(t, arena), scaled(t, b[CATEGORY_PARAMETERS]),
+        scaled(t, b[CATEGORY_GRADIENTS]), scaled(t, b[CATEGORY_MASTER]), scaled(t, optimizer),
+        scaled(t, b[CATEGORY_IN_FLIGHT]), scaled(t, b[CATEGORY_ACTIVATIONS]),
+        scaled(t, arena - named), scaled(t, (size_t)f->sent_bytes));
     if (t->machine != NULL)
         out(" %9.2f %9.1f", f->step_seconds * 1e3, sequences_per_second(t, r, f));
     out("\n");

@@ -59,7 +59,7 @@ struct metrics {
     int64_t total_steps, steps_per_epoch;
     double start_s, train_s; /* seconds: of the clock at the start; spent in training steps */
     int64_t steps, sequences, tokens, skipped;
-    int world_size;
+    int world_size, zero_stage;
     double peak, flops; /* of one card a second, 0 if not known; of all ranks so far */
     double first_loss, last_loss;
     struct epoch_loss *epochs; /* owned; METRICS_MAX_EPOCHS */

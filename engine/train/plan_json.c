@@ -63,7 +63,7 @@ enum status plan_json_write(const struct trainer *t)
     const struct program *p = &t->plan.programs[PROGRAM_STEP];
     TRY(path_join(path, sizeof path, t->config->output.dir, "plan.json"));
     json_t *root = json_pack("{s:I,s:i,s:I,s:o,s:o,s:o,s:o,s:o}", "zero_stage",
-                             (json_int_t)t->config->train.zero_stage, "world_size",
+                             (json_int_t)t->setup.spec.zero_stage, "world_size",
                              t->comm->world_size, "arena_bytes", (json_int_t)t->account.arena_bytes,
                              "categories", names(CATEGORY_COUNT, name_of_category, t), "streams",
                              names(PROGRAM_STREAMS, name_of_stream, t), "units",

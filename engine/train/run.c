@@ -34,17 +34,19 @@ static void describe(const struct trainer *t)
 {
     const struct run_config *c = t->config;
     const struct batch_layout *l = &t->setup.train_batch;
-    enum reduce_policy reduce = program_reduce_policy(c->train.reduce, (int)c->train.zero_stage);
+    enum reduce_policy reduce = program_reduce_policy(c->train.reduce, t->setup.spec.zero_stage);
     log_info("run", "%s  %.1f M parameters in %d units  dtype %s  comm %s", t->setup.model.family,
              (double)model_total_numel(&t->setup.model) * 1e-6, t->setup.model.unit_count,
              dtype_name(t->device->param_dtype), t->comm->ops->name);
     log_info("run",
-             "zero stage %" PRId64 "  reduce %s  prefetch %" PRId64
+             "zero stage %d  reduce %s  prefetch %" PRId64
              "  overlap %s  update %s  recompute %s  %s",
-             c->train.zero_stage, reduce == REDUCE_PER_STEP ? "per step" : "per micro-batch",
+             t->setup.spec.zero_stage, reduce == REDUCE_PER_STEP ? "per step" : "per micro-batch",
              c->train.prefetch, c->train.overlap ? "on" : "off", t->plan.late ? "late" : "early",
              c->train.recompute == RECOMPUTE_BLOCK ? "blocks" : "off",
              c->data.padded ? "padded batches" : "packed batches");
+    if (t->stage_reason[0] != '\0')
+        log_info("run", "%s", t->stage_reason);
     if (t->total_steps > 0)
         log_info("run",
                  "batch: micro_batch %" PRId64 " x grad_accum %" PRId64

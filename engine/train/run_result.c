@@ -38,12 +38,14 @@ static enum status read_summary(struct run_result *r, const char *dir)
         r->at_peak[c] = number(json_object_get(bytes, "at_peak"), name);
         r->own_max[c] = number(json_object_get(bytes, "own_max"), name);
     }
-    double world = number(root, "world_size");
+    double world = number(root, "world_size"), stage = number(root, "zero_stage");
     enum status st = ST_OK;
-    if (!(r->planned_bytes > 0) || !(world >= 1))
-        st = FAIL(CORRUPT, "%s: expected bytes_per_rank.arena and world_size of a run", path);
+    if (!(r->planned_bytes > 0) || !(world >= 1) || !(stage >= 0))
+        st = FAIL(CORRUPT, "%s: expected bytes_per_rank.arena, world_size and zero_stage of a run",
+                  path);
     else
         r->ranks = (int64_t)world;
+    r->zero_stage = st == ST_OK ? (int64_t)stage : 0; /* also of a run that found it itself */
     r->on_card = card != NULL;
     if (card != NULL)
         r->card = json_incref(card);
@@ -210,7 +212,6 @@ enum status run_result_read(struct run_result *r, const char *dir)
     r->evaluations = json_array();
     TRY(path_join(path, sizeof path, dir, "config.yaml"));
     TRY(config_load(&config, path, NULL, 0));
-    r->zero_stage = config.train.zero_stage;
     r->micro_batch = config.train.micro_batch;
     r->grad_accum = config.train.grad_accum;
     TRY(read_summary(r, dir));

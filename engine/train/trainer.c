@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "engine/base/log.h"
+#include "engine/train/auto_stage.h"
 #include "engine/train/capture.h"
 #include "engine/train/checkpoint.h"
 #include "engine/train/checkpoint_model.h"
@@ -101,8 +102,14 @@ static enum status plan_run(struct trainer *t)
         int64_t rows = evaluator_max_rows(train, config->eval.micro_batch);
         eval_rows = rows > eval_rows ? rows : eval_rows;
     }
-    TRY(setup_init(&t->setup, config, t->device, world, (int)config->train.zero_stage,
-                   train_rows > 0 ? train_rows : 1, eval_rows > 0 ? eval_rows : 1));
+    train_rows = train_rows > 0 ? train_rows : 1;
+    eval_rows = eval_rows > 0 ? eval_rows : 1;
+    int stage = (int)config->train.zero_stage;
+    if (stage == ZERO_STAGE_AUTO)
+        TRY(auto_stage(&stage, t, train_rows, eval_rows));
+    TRY(setup_init(&t->setup, config, t->device, world, stage, train_rows, eval_rows));
+    if (t->metrics != NULL)
+        t->metrics->zero_stage = stage;
     t->setup.train_batch.pad_id = t->setup.eval_batch.pad_id = t->data->vocab.pad_id;
     return plan_build(&t->plan, &t->account, &t->setup.spec);
 }

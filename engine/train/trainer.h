@@ -22,6 +22,7 @@
 
 C_BEGIN
 
+enum { STAGE_REASON_BYTES = 256 };
 enum { STEP_SLOTS = 2, NON_FINITE_LIMIT = 20 /* skipped steps in a row before giving up */ };
 
 /* Host memory of a step in flight. */
@@ -48,9 +49,10 @@ struct trainer {
     struct executor executor;
     struct sampler sampler;
     struct step_slot slots[STEP_SLOTS];
-    struct sequences *micro;        /* owned; grad_accum */
-    int32_t *picked, *sort_scratch; /* owned */
-    struct evaluator *evaluator;    /* owned */
+    struct sequences *micro;               /* owned; grad_accum */
+    int32_t *picked, *sort_scratch;        /* owned */
+    struct evaluator *evaluator;           /* owned */
+    char stage_reason[STAGE_REASON_BYTES]; /* train.zero_stage auto: why this one; else "" */
     int64_t total_steps;
     bool resumed;       /* from a checkpoint */
     int64_t first_step; /* that this run does: 0, or where the checkpoint stood */
