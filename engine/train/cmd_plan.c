@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "comm/comm.h"
 #include "engine/base/options.h"
 #include "engine/base/out.h"
 #include "engine/base/text.h"
@@ -265,18 +266,17 @@ struct arguments {
 /* "8", or "1..4096". */
 static enum status parse_ranks(struct fit_table *table, const char *text)
 {
-    enum { RANKS_MAX = 4096 };
     char first[16];
     int64_t from, to;
     const char *dots = strstr(text, "..");
     int len = dots != NULL ? (int)(dots - text) : (int)strlen(text);
     snprintf(first, sizeof first, "%.*s", len, text);
     if (!text_to_int(&from, first) || !text_to_int(&to, dots != NULL ? dots + 2 : first) ||
-        from < 1 || to > RANKS_MAX || from > to)
+        from < 1 || to > COMM_MAX_WORLD_SIZE || from > to)
         return FAIL(INVALID,
                     "--ranks: expected an integer from 1 to %d, or two with the smaller first, as "
                     "in 1..%d; found \"%s\"",
-                    RANKS_MAX, RANKS_MAX, text);
+                    COMM_MAX_WORLD_SIZE, COMM_MAX_WORLD_SIZE, text);
     table->ranks_from = (int)from;
     table->ranks_to = (int)to;
     return ST_OK;
