@@ -18,13 +18,16 @@ enum { RANKS = 3 };
 static struct {
     struct machine machine[RANKS];
     enum status st[RANKS];
+    bool processor_time;
+    int threads;
 } told;
 
 static enum status measure(void *context, struct device *device, struct comm *comm)
 {
     (void)context;
-    told.st[comm->rank] =
-        calibrate_rank(&told.machine[comm->rank], device, comm, COMM_LOCAL, &tiny);
+    struct calibrate_options options = {
+        .comm = COMM_LOCAL, .sizes = &tiny, .processor_time = told.processor_time};
+    told.st[comm->rank] = calibrate_rank(&told.machine[comm->rank], device, comm, &options);
     return told.st[comm->rank];
 }
 
@@ -33,8 +36,9 @@ static enum status run(int ranks, enum status (*wrap)(void *context, struct comm
     struct run_config config;
     config_defaults(&config);
     config.train.ranks = ranks;
-    config.train.threads = 1;
-    memset(&told, 0, sizeof told);
+    config.train.threads = told.threads;
+    memset(told.machine, 0, sizeof told.machine);
+    memset(told.st, 0, sizeof told.st);
     return run_local(&config, NULL,
                      &(struct run_options){.quiet = true, .alone = measure, .wrap_comm = wrap},
                      NULL);
@@ -71,7 +75,9 @@ static void check_profile(const struct machine *m, int ranks)
 static void all_ranks_get_one_whole_profile(void **state)
 {
     (void)state;
+    told.threads = 1;
     for (int ranks = 1; ranks <= RANKS; ranks++) {
+        told.processor_time = ranks == 2;
         assert_ok(run(ranks, NULL));
         check_profile(&told.machine[0], ranks);
         for (int r = 1; r < ranks; r++)
@@ -93,6 +99,8 @@ static enum status break_one(void *context, struct comm **comm)
 static void a_rank_that_fails_ends_all_with_its_cause(void **state)
 {
     (void)state;
+    told.threads = 1;
+    told.processor_time = false;
     for (break_at = 3; break_at < 200; break_at *= 3) {
         assert_int_not_equal(run(2, break_one), ST_OK);
         assert_int_not_equal(told.st[0], ST_OK);
@@ -100,10 +108,20 @@ static void a_rank_that_fails_ends_all_with_its_cause(void **state)
     }
 }
 
+static void processor_time_is_for_ranks_of_one_thread(void **state)
+{
+    (void)state;
+    told.threads = 2;
+    told.processor_time = true;
+    assert_int_equal(run(1, NULL), ST_INVALID);
+    assert_non_null(strstr(status_message(), "one thread"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(all_ranks_get_one_whole_profile),
+        cmocka_unit_test(processor_time_is_for_ranks_of_one_thread),
         cmocka_unit_test(a_rank_that_fails_ends_all_with_its_cause),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

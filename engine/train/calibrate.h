@@ -3,7 +3,7 @@
  *
  * All ranks of a run measure at the same time, on their devices and over their communicator, so
  * that they share memory and caches as they do in a step. A number of the profile is made from the
- * mean over ranks of the fastest of a few repeats:
+ * mean over ranks of the median of a few repeats:
  *
  *     products     a linear layer C -> 4 C: forward, gradient of data, gradient of weights
  *     attention    forward and backward at two lengths, dropout 0.1
@@ -31,12 +31,19 @@ struct calibrate_sizes {
     int64_t attention_rows, elementwise_rows, update_numel, link_numel;
 };
 
+struct calibrate_options {
+    enum comm_kind comm;                 /* for the communicator's staging */
+    const struct calibrate_sizes *sizes; /* NULL: those for this kind of device */
+    bool
+        processor_time; /* of a CPU rank's thread, not the wall's: where others use the cores too */
+};
+
 /** calibrate_rank() - all ranks call it; each gets the same profile, without a date.
- * @kind: what @comm is, for its staging. @sizes: NULL: those for this kind of device.
  *
- * Return: ST_OK; ST_MEMORY; ST_DEVICE; ST_COMM, ST_TIMEOUT. */
+ * Return: ST_OK; ST_INVALID (processor time of a GPU, or of several threads); ST_MEMORY; ST_DEVICE;
+ * ST_COMM, ST_TIMEOUT. */
 MUST_CHECK enum status calibrate_rank(struct machine *m, struct device *device, struct comm *comm,
-                                      enum comm_kind kind, const struct calibrate_sizes *sizes);
+                                      const struct calibrate_options *options);
 
 /* ---- for engine/train/calibrate*.c only ---- */
 
@@ -58,6 +65,7 @@ struct bench {
     struct comm *comm;
     struct stream *s;
     struct calibrate_sizes sizes;
+    bool processor_time;
     struct device_timer begin, end;
     struct pool pool;           /* of the list below */
     struct bench_block *blocks; /* device memory to give back */
@@ -65,7 +73,7 @@ struct bench {
     struct links *links;        /* of calibrate_links.c */
 };
 
-/** bench_time() - the fastest of a few repeats of what @run issues on b->s. All ranks together. */
+/** bench_time() - the median of a few repeats of what @run issues on b->s. All ranks together. */
 MUST_CHECK enum status bench_time(struct bench *b, double *seconds,
                                   enum status (*run)(struct bench *b));
 

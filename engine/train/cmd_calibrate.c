@@ -12,7 +12,8 @@
 #include "engine/train/run.h"
 
 struct asked {
-    const char *device, *comm, *ranks, *output, *show;
+    const char *device, *comm, *ranks, *threads, *output, *show;
+    bool processor_time;
     struct run_config config;
 };
 
@@ -55,7 +56,9 @@ static enum status on_rank(void *context, struct device *device, struct comm *co
     time_t now = time(NULL);
     struct tm utc;
     enum status st = ST_OK;
-    TRY(calibrate_rank(&m, device, comm, asked->config.train.comm, NULL));
+    const struct calibrate_options options = {.comm = asked->config.train.comm,
+                                              .processor_time = asked->processor_time};
+    TRY(calibrate_rank(&m, device, comm, &options));
     if (gmtime_r(&now, &utc) != NULL && strftime(day, sizeof day, "%Y-%m-%d", &utc) > 0)
         snprintf(m.date, sizeof m.date, "%s", day);
     if (comm->rank == 0) {
@@ -100,6 +103,15 @@ enum status cmd_calibrate(int argc, char **argv)
          .value = &asked.ranks,
          .metavar = "N",
          .help = "ranks that measure together, as they will train"},
+        {.name = "threads",
+         .kind = OPTION_TEXT,
+         .value = &asked.threads,
+         .metavar = "N",
+         .help = "threads of a CPU rank; 0: its share of the cores"},
+        {.name = "processor-time",
+         .kind = OPTION_FLAG,
+         .value = &asked.processor_time,
+         .help = "CPU ranks of one thread: measure processor time, where others use the cores too"},
         {.name = "comm",
          .kind = OPTION_TEXT,
          .value = &asked.comm,
@@ -134,6 +146,7 @@ enum status cmd_calibrate(int argc, char **argv)
     TRY(set(&asked.config, "device", asked.device));
     TRY(set(&asked.config, "comm", asked.comm));
     TRY(set(&asked.config, "ranks", asked.ranks));
+    TRY(set(&asked.config, "threads", asked.threads));
     struct run_options how = {.quiet = true, .alone = on_rank, .context = &asked};
     return run_launch(&asked.config, &how, asked.ranks != NULL ? (int)asked.config.train.ranks : 0,
                       argv - 1 /* main's */);
