@@ -16,6 +16,7 @@
     TARGET(config)                                                                                 \
     TARGET(features_cache)                                                                         \
     TARGET(hello)                                                                                  \
+    TARGET(machine)                                                                                \
     TARGET(manifest)                                                                               \
     TARGET(metrics)                                                                                \
     TARGET(model_config)                                                                           \

@@ -13,6 +13,8 @@
 
 enum { LINE_BYTES = 1024, TEXT_BYTES = 16384, PATH_BYTES = 4096 };
 
+static const double LEAST = 1e-9, MOST = 1e12; /* of the numbers of a file, but for 0 */
+
 static const char *const group_names[MACHINE_GROUPS] = {
     "products", "attention", "memory", "launch", "near", "far", "slow_down"};
 
@@ -92,9 +94,11 @@ static enum status take_number(double *out, const struct reader *r, const struct
                                double unit, bool may_be_zero)
 {
     double value = 0;
-    if (!text_to_real(&value, pair->value) || value < 0 || (value <= 0 && !may_be_zero))
-        return FAIL(INVALID, "%s:%d: %s: expected a number %s 0, found \"%.100s\"", r->file,
-                    pair->line, pair->path, may_be_zero ? "of at least" : "above", pair->value);
+    bool zero = text_to_real(&value, pair->value) && value <= 0 && value >= 0;
+    if (zero ? !may_be_zero : !(value >= LEAST && value <= MOST))
+        return FAIL(INVALID, "%s:%d: %s: expected a number from %g to %g%s, found \"%.100s\"",
+                    r->file, pair->line, pair->path, LEAST, MOST, may_be_zero ? ", or 0" : "",
+                    pair->value);
     *out = value * unit;
     return ST_OK;
 }
@@ -262,12 +266,13 @@ static void put(struct writer *w, const char *fmt, ...)
     w->used += (size_t)n;
 }
 
-/* In double quotes; what YAML reads as an escape or a control character becomes '_'. */
+/* In double quotes; what YAML reads as an escape, and what is not ASCII, becomes '_'. */
 static void put_text(struct writer *w, const char *indent, const char *key, const char *value)
 {
     put(w, "%s%s: \"", indent, key);
     for (; *value != '\0'; value++)
-        put(w, "%c", *value == '"' || *value == '\\' || (unsigned char)*value < ' ' ? '_' : *value);
+        put(w, "%c",
+            *value < ' ' || *value > '~' || *value == '"' || *value == '\\' ? '_' : *value);
     put(w, "\"\n");
 }
 
