@@ -38,6 +38,7 @@ struct feature_options {
     int64_t max_length;       /* tokens a window, special ones included; >= 4 */
     int64_t doc_stride;       /* context tokens that neighbours share, >= 0 */
     int64_t max_query_length; /* longer questions are cut; 0 = no limit */
+    bool checked; /* the answers have passed squad_check_answers(); for the cache, nothing else */
 };
 
 struct feature {

@@ -7,7 +7,8 @@
  *     12   4     byte order mark, 0x01020304
  *     16   16    key: XXH3-128, canonical (big-endian), of seven 8-byte little-endian numbers:
  *                content hash of the data, content hash of the vocabulary, cased (0 or 1),
- *                max_length, doc_stride, max_query_length, format version
+ *                max_length, doc_stride, max_query_length, format version; of checked data the
+ *                number 1 is an eighth
  *     32   8     E examples
  *     40   8     F features
  *     48   8     N tokens of all features
@@ -51,22 +52,23 @@ _Static_assert(offsetof(struct cache_header, header_hash) == 72, "as specified a
 _Static_assert(sizeof(struct feature) == 40, "as specified above");
 _Static_assert(offsetof(struct feature, end) == 36, "as specified above");
 
-static XXH128_canonical_t make_key(const struct squad_data *data, const struct wordpiece *tok,
+static XXH128_canonical_t make_key(uint64_t content_hash, const struct wordpiece *tok,
                                    const struct feature_options *options)
 {
-    const uint64_t parts[] = {data->content_hash,
+    const uint64_t parts[] = {content_hash,
                               tok->vocab->content_hash,
                               tok->cased,
                               (uint64_t)options->max_length,
                               (uint64_t)options->doc_stride,
                               (uint64_t)options->max_query_length,
-                              FORMAT_VERSION};
+                              FORMAT_VERSION,
+                              1};
     enum { PARTS = sizeof parts / sizeof parts[0] };
     uint8_t bytes[8 * PARTS];
     XXH128_canonical_t key;
     for (int i = 0; i < 8 * PARTS; i++)
         bytes[i] = (uint8_t)(parts[i / 8] >> (8 * (i % 8)));
-    XXH128_canonicalFromHash(&key, XXH3_128bits(bytes, sizeof bytes));
+    XXH128_canonicalFromHash(&key, XXH3_128bits(bytes, 8 * (PARTS - !options->checked)));
     return key;
 }
 
@@ -91,7 +93,8 @@ static enum status check_header(const struct cache_header *header, size_t file_b
         return FAIL(CORRUPT, "of another version or byte order");
     if (header->header_hash != hash_header(header))
         return FAIL(CORRUPT, "the header is damaged");
-    if (memcmp(&header->key, key, sizeof *key) != 0 || header->example_count != example_count)
+    if (memcmp(&header->key, key, sizeof *key) != 0 ||
+        (example_count >= 0 && header->example_count != example_count))
         return FAIL(CORRUPT, "made for other data");
     return ST_OK;
 }
@@ -131,12 +134,12 @@ static bool count_fits(int64_t count, size_t file_bytes)
 
 /* Take over the file's bytes, if they are what @key stands for. */
 static enum status adopt(struct feature_set *set, struct file_text *file,
-                         const XXH128_canonical_t *key, const struct squad_data *data,
+                         const XXH128_canonical_t *key, int64_t example_count,
                          const struct vocab *vocab)
 {
     const struct cache_header *header = (const struct cache_header *)(const void *)file->data;
     size_t bytes;
-    TRY(check_header(header, file->bytes, key, data->example_count));
+    TRY(check_header(header, file->bytes, key, example_count));
     if (!count_fits(header->feature_count, file->bytes) ||
         !count_fits(header->token_count, file->bytes) ||
         !count_fits(header->offset_count, file->bytes))
@@ -158,12 +161,12 @@ static enum status adopt(struct feature_set *set, struct file_text *file,
 }
 
 static enum status load(struct feature_set *set, const char *path, const XXH128_canonical_t *key,
-                        const struct squad_data *data, const struct vocab *vocab)
+                        int64_t example_count, const struct vocab *vocab)
 {
     enum status st;
     struct file_text file = {0};
     TRY_GOTO(st, out, file_read(&file, path));
-    TRY_GOTO(st, out, adopt(set, &file, key, data, vocab));
+    TRY_GOTO(st, out, adopt(set, &file, key, example_count, vocab));
 out:
     mem_free(&file.data);
     return st;
@@ -201,14 +204,44 @@ static void warn(const char *path, const char *what)
     status_clear();
 }
 
+static void name_of(char out[FEATURES_CACHE_NAME_BYTES], const XXH128_canonical_t *key)
+{
+    size_t at = 0;
+    for (size_t i = 0; i < sizeof key->digest; i++)
+        at += (size_t)snprintf(out + at, FEATURES_CACHE_NAME_BYTES - at, "%02x", key->digest[i]);
+    snprintf(out + at, FEATURES_CACHE_NAME_BYTES - at, ".features");
+}
+
 void features_cache_name(char out[FEATURES_CACHE_NAME_BYTES], const struct squad_data *data,
                          const struct wordpiece *tok, const struct feature_options *options)
 {
-    XXH128_canonical_t key = make_key(data, tok, options);
-    size_t at = 0;
-    for (size_t i = 0; i < sizeof key.digest; i++)
-        at += (size_t)snprintf(out + at, FEATURES_CACHE_NAME_BYTES - at, "%02x", key.digest[i]);
-    snprintf(out + at, FEATURES_CACHE_NAME_BYTES - at, ".features");
+    XXH128_canonical_t key = make_key(data->content_hash, tok, options);
+    name_of(out, &key);
+}
+
+/* What is at @path, if anything is; @example_count as the data has them, -1: not known. */
+static bool find(struct feature_set *set, const char *path, const XXH128_canonical_t *key,
+                 int64_t example_count, const struct vocab *vocab)
+{
+    if (access(path, F_OK) != 0)
+        return false;
+    if (load(set, path, key, example_count, vocab) == ST_OK)
+        return true;
+    warn(path, "the cache file is of no use and is built again");
+    return false;
+}
+
+enum status features_find(struct feature_set *set, uint64_t content_hash,
+                          const struct wordpiece *tok, const struct feature_options *options,
+                          const char *cache_dir, bool *found)
+{
+    char name[FEATURES_CACHE_NAME_BYTES], path[4096];
+    XXH128_canonical_t key = make_key(content_hash, tok, options);
+    features_release(set);
+    name_of(name, &key);
+    TRY(path_join(path, sizeof path, cache_dir, name));
+    *found = find(set, path, &key, -1, tok->vocab);
+    return ST_OK;
 }
 
 enum status features_load_or_build(struct feature_set *set, const struct squad_data *data,
@@ -225,12 +258,8 @@ enum status features_load_or_build(struct feature_set *set, const struct squad_d
         return features_build(set, data, tok, options);
     features_cache_name(name, data, tok, options);
     TRY(path_join(path, sizeof path, cache_dir, name));
-    XXH128_canonical_t key = make_key(data, tok, options);
-    if (access(path, F_OK) == 0) {
-        found = load(set, path, &key, data, tok->vocab) == ST_OK;
-        if (!found)
-            warn(path, "the cache file is of no use and is built again");
-    }
+    XXH128_canonical_t key = make_key(data->content_hash, tok, options);
+    found = find(set, path, &key, data->example_count, tok->vocab);
     if (from_cache != NULL)
         *from_cache = found;
     if (found)

@@ -33,6 +33,18 @@ MUST_CHECK enum status features_load_or_build(struct feature_set *set,
                                               const struct feature_options *options,
                                               const char *cache_dir, bool *from_cache);
 
+/**
+ * features_find() - the same without the data: only what is kept already.
+ * @content_hash: of the data's file (json_file_hash()).
+ * @found: output; false leaves @set empty.
+ *
+ * Return: ST_OK; ST_INVALID if the folder's name is too long.
+ */
+MUST_CHECK enum status features_find(struct feature_set *set, uint64_t content_hash,
+                                     const struct wordpiece *tok,
+                                     const struct feature_options *options, const char *cache_dir,
+                                     bool *found);
+
 enum { FEATURES_CACHE_NAME_BYTES = 48 };
 
 /** features_cache_name() - file name, without folder: 32 hexadecimal digits and ".features". */

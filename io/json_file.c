@@ -34,6 +34,15 @@ static enum status parse(json_t **root, const struct file_text *text, const char
     return FAIL(CORRUPT, "%s:%d:%d: %s%s", path, error.line, column, hint, error.text);
 }
 
+enum status json_file_hash(uint64_t *content_hash, const char *path)
+{
+    struct file_text text = {0};
+    TRY(file_read(&text, path));
+    *content_hash = XXH3_64bits(text.data, text.bytes);
+    mem_free(&text.data);
+    return ST_OK;
+}
+
 enum status json_file_read(json_t **root, const char *path, uint64_t *content_hash)
 {
     struct file_text text = {0};

@@ -27,6 +27,9 @@ struct json_t;
 MUST_CHECK enum status json_file_read(struct json_t **root, const char *path,
                                       uint64_t *content_hash);
 
+/** json_file_hash() - that hash alone, without a look at the text. ST_OK; ST_IO; ST_CORRUPT. */
+MUST_CHECK enum status json_file_hash(uint64_t *content_hash, const char *path);
+
 /**
  * json_file_write() - write a tree: indented by 4, ASCII, keys in the order they were set, reals
  * with 17 significant digits, a line end last.

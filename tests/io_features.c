@@ -233,9 +233,9 @@ static void b98_every_context_token_is_in_a_window(void **state)
     (void)state;
     struct squad_data data = {0};
     struct feature_set set = {0};
-    static const struct feature_options some[] = {{384, 128, 0}, {128, 64, 0}, {128, 0, 0},
-                                                  {80, 30, 0},   {47, 1, 0},   {64, 20, 16},
-                                                  {64, 44, 8}};
+    static const struct feature_options some[] = {
+        {384, 128, 0, false}, {128, 64, 0, false}, {128, 0, 0, false}, {80, 30, 0, false},
+        {47, 1, 0, false},    {64, 20, 16, false}, {64, 44, 8, false}};
     load_squad(&data, "squad-train-v1.1-part");
     for (size_t i = 0; i < sizeof some / sizeof some[0]; i++)
         build_and_check(&set, &data, &toks[i % 2], &some[i]);
@@ -276,9 +276,9 @@ static void b98_bad_options_are_invalid(void **state)
     (void)state;
     struct made made = {0};
     struct feature_set set = {0};
-    static const struct feature_options bad[] = {{3, 0, 0},           {-1, 0, 0},
-                                                 {INT64_MAX, 0, 0},   {384, -1, 0},
-                                                 {384, INT64_MAX, 0}, {384, 128, -1}};
+    static const struct feature_options bad[] = {{3, 0, 0, false},           {-1, 0, 0, false},
+                                                 {INT64_MAX, 0, 0, false},   {384, -1, 0, false},
+                                                 {384, INT64_MAX, 0, false}, {384, 128, -1, false}};
     make_add(&made, "one", "a b", NULL, 0);
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
         assert_int_equal(features_build(&set, &made.data, &toks[0], &bad[i]), ST_INVALID);
@@ -494,21 +494,45 @@ static void the_cache_gives_what_was_built(void **state)
     cache_end(&c);
 }
 
+static void the_cache_is_found_without_the_data(void **state)
+{
+    (void)state;
+    struct cache_fixture c;
+    struct feature_set set = {0};
+    bool found = true;
+    cache_begin(&c);
+    uint64_t hash = c.made.data.content_hash;
+    assert_int_equal(features_find(&set, hash, &toks[0], &usual, c.dir, &found), ST_OK);
+    assert_false(found);
+    assert_null(set.memory);
+    assert_false(get(&c));
+    assert_int_equal(features_find(&set, hash + 1, &toks[0], &usual, c.dir, &found), ST_OK);
+    assert_false(found);
+    assert_int_equal(features_find(&set, hash, &toks[0], &usual, c.dir, &found), ST_OK);
+    assert_true(found);
+    assert_int_equal(set.example_count, c.built.example_count);
+    assert_int_equal(set.token_count, c.built.token_count);
+    features_release(&set);
+    cache_end(&c);
+}
+
 static void a_cache_of_other_content_or_options_has_another_name(void **state)
 {
     (void)state;
     struct squad_data data = {.content_hash = 1}, other = {.content_hash = 2};
     static const struct feature_options options[] = {
-        {384, 128, 0}, {383, 128, 0}, {384, 127, 0}, {384, 128, 64}};
+        {384, 128, 0, false}, {383, 128, 0, false}, {384, 127, 0, false}, {384, 128, 64, false}};
     struct wordpiece cased_flag = toks[0];
     cased_flag.cased = true;
-    char names[7][FEATURES_CACHE_NAME_BYTES];
+    const struct feature_options checked = {384, 128, 0, true};
+    char names[8][FEATURES_CACHE_NAME_BYTES];
     for (int i = 0; i < 4; i++)
         features_cache_name(names[i], &data, &toks[0], &options[i]);
     features_cache_name(names[4], &other, &toks[0], &usual);
     features_cache_name(names[5], &data, &toks[1], &usual);
     features_cache_name(names[6], &data, &cased_flag, &usual);
-    for (int i = 0; i < 7; i++) {
+    features_cache_name(names[7], &data, &toks[0], &checked);
+    for (int i = 0; i < 8; i++) {
         assert_int_equal(strlen(names[i]), 32 + strlen(".features"));
         for (int j = 0; j < i; j++)
             assert_string_not_equal(names[i], names[j]);
@@ -596,6 +620,7 @@ int main(void)
         cmocka_unit_test(thousands_of_questions_about_one_context_take_linear_time),
         cmocka_unit_test(every_failed_allocation_is_reported),
         cmocka_unit_test(the_cache_gives_what_was_built),
+        cmocka_unit_test(the_cache_is_found_without_the_data),
         cmocka_unit_test(a_cache_of_other_content_or_options_has_another_name),
         cmocka_unit_test(a_damaged_or_cut_cache_file_is_built_again),
         cmocka_unit_test(a_cache_that_cannot_be_written_is_no_failure),

@@ -5,19 +5,37 @@
 
 #include "engine/base/arena.h"
 #include "io/features_cache.h"
+#include "io/json_file.h"
+
+/* The features of a file of training questions (checked) or of others, and the texts where they are
+ * needed. */
+static enum status load_features(struct split *split, const struct run_data *data,
+                                 const struct run_config *config, const char *path, bool train)
+{
+    const struct feature_options options = {.max_length = config->data.max_length,
+                                            .doc_stride = config->data.doc_stride,
+                                            .max_query_length = config->data.max_query_length,
+                                            .checked = train};
+    const char *cache_dir = config->data.cache_dir;
+    if (train && config->eval.train_samples == 0 && cache_dir[0] != '\0') {
+        TRY(json_file_hash(&split->data.content_hash, path));
+        TRY(features_find(&split->features, split->data.content_hash, &data->tokenizer, &options,
+                          cache_dir, &split->cached));
+        if (split->cached)
+            return ST_OK;
+    }
+    TRY(squad_load(&split->data, path));
+    if (train)
+        TRY(squad_check_answers(&split->data));
+    return features_load_or_build(&split->features, &split->data, &data->tokenizer, &options,
+                                  cache_dir, &split->cached);
+}
 
 static enum status load_split(struct split *split, const struct run_data *data,
                               const struct run_config *config, const char *path,
-                              int64_t max_examples, bool check)
+                              int64_t max_examples, bool train)
 {
-    struct feature_options options = {.max_length = config->data.max_length,
-                                      .doc_stride = config->data.doc_stride,
-                                      .max_query_length = config->data.max_query_length};
-    TRY(squad_load(&split->data, path));
-    if (check)
-        TRY(squad_check_answers(&split->data));
-    TRY(features_load_or_build(&split->features, &split->data, &data->tokenizer, &options,
-                               config->data.cache_dir, &split->cached));
+    TRY(load_features(split, data, config, path, train));
     const struct feature_set *f = &split->features;
     split->examples = f->example_count;
     if (max_examples > 0 && max_examples < split->examples)

@@ -14,7 +14,7 @@ C_BEGIN
 
 /* One SQuAD file as features; the first `count` of them, of the first `examples` questions. */
 struct split {
-    struct squad_data data;
+    struct squad_data data; /* of cached training data the content hash alone */
     struct feature_set features;
     int64_t examples, count;
     int32_t *rows; /* owned; rows that each feature takes in a batch */
@@ -31,6 +31,9 @@ struct run_data {
  * run_data_load() - vocabulary, files, features.
  * @data: zero-initialised; run_data_release() also after a failure.
  * @with_train: false: only evaluation will be done.
+ *
+ * Training data whose features are cached, from a run that checked its answers, is not parsed:
+ * training needs no texts. It is, where training questions are evaluated.
  *
  * Return: ST_OK; ST_INVALID (vocabulary of another size than the model, answers that are not at
  * their offsets, no questions); ST_IO; ST_CORRUPT; ST_MEMORY.
