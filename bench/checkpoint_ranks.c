@@ -10,8 +10,9 @@
  *
  *     save          as between two steps; then wait for the files. Prints the new checkpoint too
  *     load PATH     master weights, m and v of all ranks
- *     floor BYTES   what a save and a load cannot avoid: a copy of the state; a file of BYTES a
- *                   rank, written and flushed, and read again from the disk and from memory
+ *     floor BYTES   what a save and a load cannot avoid: a copy of the state; planes and zstd
+ *                   alone; a file of BYTES a rank, written and flushed, and read again from the
+ *                   disk and from memory
  *
  * RANKS threads at stage 3, as `tessera train` has them. All ranks begin together; a time is that
  * of the last to be ready. Answers are JSON lines.
@@ -23,6 +24,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include <zstd.h>
 
 #include "engine/base/file.h"
 #include "engine/base/log.h"
@@ -30,8 +32,9 @@
 #include "engine/train/checkpoint.h"
 #include "engine/train/checkpoint_model.h"
 #include "engine/train/run.h"
+#include "io/checkpoint_format.h"
 
-enum { PIECE_BYTES = CHECKPOINT_CHUNK_BYTES };
+enum { PIECE_BYTES = CHECKPOINT_CHUNK_BYTES, PIECE_NUMEL = PIECE_BYTES / 4 };
 
 enum order_kind { ORDER_END, ORDER_SAVE, ORDER_LOAD, ORDER_FLOOR };
 
@@ -121,7 +124,57 @@ struct floor_run {
     char *from, *to; /* owned; a rank's master, m and v */
     size_t state_bytes;
     int64_t file_bytes;
+    char *packed;                    /* owned; as large */
+    uint32_t (*plane_bytes)[PLANES]; /* owned; by piece */
+    uint8_t *planes;                 /* owned; a piece, as values */
+    float *values;
+    struct ZSTD_CCtx_s *zstd;
+    struct ZSTD_DCtx_s *unzstd;
 };
+
+static size_t piece_numel(const struct floor_run *f, size_t first)
+{
+    size_t left = f->state_bytes / 4 - first;
+    return left < PIECE_NUMEL ? left : PIECE_NUMEL;
+}
+
+/* Planes and zstd alone, in one thread a rank as in a save. */
+static enum status pack_state(const struct floor_run *f)
+{
+    size_t used = 0, bytes = 0;
+    for (size_t first = 0; first < f->state_bytes / 4; first += PIECE_NUMEL, used += bytes)
+        TRY(chunk_pack((uint8_t *)f->packed + used, &bytes, f->plane_bytes[first / PIECE_NUMEL],
+                       f->planes, (const float *)(const void *)f->from + first,
+                       (int32_t)piece_numel(f, first), f->zstd, true));
+    return ST_OK;
+}
+
+static enum status unpack_state(const struct floor_run *f)
+{
+    size_t used = 0;
+    for (size_t first = 0; first < f->state_bytes / 4; first += PIECE_NUMEL) {
+        const uint32_t *bytes = f->plane_bytes[first / PIECE_NUMEL];
+        if (!chunk_unpack(f->values, f->planes, (const uint8_t *)f->packed + used, bytes,
+                          (int32_t)piece_numel(f, first), f->unzstd))
+            return FAIL(CORRUPT, "what was packed cannot be unpacked");
+        for (int p = 0; p < PLANES; p++)
+            used += bytes[p];
+    }
+    return ST_OK;
+}
+
+/* The values of this rank's shards, for packing. */
+static void take_state(const struct trainer *t, struct floor_run *f)
+{
+    char *at = f->from;
+    for (int u = 0; u < t->setup.model.unit_count; u++) {
+        struct shard_view view = executor_shard(&t->executor, u);
+        const float *from[] = {view.master, view.adam_m, view.adam_v};
+        size_t bytes = sizeof(float) * (size_t)view.numel;
+        for (int k = 0; k < 3; k++, at += bytes)
+            memcpy(at, from[k], bytes);
+    }
+}
 
 static enum status write_file(const struct floor_run *f)
 {
@@ -174,11 +227,9 @@ static enum status measure_floor(struct trainer *t, const struct floor_run *f)
     static const struct {
         const char *name;
         enum status (*body)(const struct floor_run *f);
-    } cases[] = {{"copy_s", copy_state},
-                 {"write_s", write_file},
-                 {"cold_s", read_cold},
-                 {"warm_s", read_warm}};
-    for (int i = 0; i < 4; i++) {
+    } cases[] = {{"copy_s", copy_state},  {"pack_s", pack_state}, {"unpack_s", unpack_state},
+                 {"write_s", write_file}, {"cold_s", read_cold},  {"warm_s", read_warm}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         TRY(comm_barrier(t->comm));
         double begun = clock_s();
         TRY(cases[i].body(f));
@@ -202,12 +253,26 @@ static enum status find_floor(struct trainer *t, int64_t bytes)
     snprintf(f.path, sizeof f.path, "%.900s/floor-%d", config.output.dir, t->comm->rank);
     TRY_GOTO(st, out, mem_alloc(&f.from, f.state_bytes));
     TRY_GOTO(st, out, mem_alloc(&f.to, f.state_bytes));
-    memset(f.from, 1, f.state_bytes);
+    TRY_GOTO(st, out, mem_alloc(&f.packed, f.state_bytes));
+    TRY_GOTO(st, out, mem_alloc(&f.planes, PIECE_BYTES));
+    TRY_GOTO(st, out, mem_alloc(&f.values, PIECE_BYTES));
+    TRY_GOTO(st, out,
+             mem_alloc(&f.plane_bytes, sizeof *f.plane_bytes * (f.state_bytes / PIECE_BYTES + 1)));
+    TRY_GOTO(st, out, chunk_compressor(&f.zstd, CHECKPOINT_LEVEL));
+    if ((f.unzstd = ZSTD_createDCtx()) == NULL)
+        TRY_GOTO(st, out, FAIL(MEMORY, "no memory for zstd"));
+    take_state(t, &f);
     TRY_GOTO(st, out, measure_floor(t, &f));
 out:
     unlink(f.path);
+    ZSTD_freeCCtx(f.zstd);
+    ZSTD_freeDCtx(f.unzstd);
     mem_free(&f.from);
     mem_free(&f.to);
+    mem_free(&f.packed);
+    mem_free(&f.planes);
+    mem_free(&f.values);
+    mem_free(&f.plane_bytes);
     return st;
 }
 

@@ -1,8 +1,8 @@
 /*
  * io/checkpoint_format.h - the bytes of a data file, and what the files of io/checkpoint_*.c share.
  *
- * docs/checkpoint-format.md explains the format; only io/checkpoint_*.c and the
- * bench of its sizes include this.
+ * docs/checkpoint-format.md explains the format; only io/checkpoint_*.c and
+ * bench/checkpoint_*.c include this.
  */
 #ifndef IO_CHECKPOINT_FORMAT_H
 #define IO_CHECKPOINT_FORMAT_H

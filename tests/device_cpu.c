@@ -100,6 +100,9 @@ static void a_pending_event_completes_once_when_waited_for(void **state)
     assert_ok(event_record(&plain, s));
     assert_ok(stream_wait(s, &plain));
     assert_ok(event_wait(&plain));
+    bool ready = false;
+    assert_ok(event_query(&plain, &ready));
+    assert_true(ready);
     assert_int_equal(stream_wait(s, &done), ST_TIMEOUT); /* a failure stays pending */
     c.result = ST_OK;
     assert_ok(stream_wait(s, &done));
