@@ -43,8 +43,8 @@ static enum status take_candidate(void *context, int folder, const char *name)
         return ST_OK;
     snprintf(c.name, sizeof c.name, "%s", name);
     snprintf(manifest, sizeof manifest, "%s/" CHECKPOINT_MANIFEST, name);
-    if (fstatat(folder, manifest, &info, 0) != 0)
-        return ST_OK; /* it does not exist as a checkpoint */
+    if (fstatat(folder, manifest, &info, 0) != 0 && (errno == ENOENT || errno == ENOTDIR))
+        return ST_OK; /* it does not exist as a checkpoint; one that cannot be read does */
     TRY(mem_grow(&s->items, &s->capacity, (size_t)s->count + 1, sizeof c));
     s->items[s->count++] = c;
     return ST_OK;

@@ -112,11 +112,14 @@ enum status folder_for_each(const char *path,
     DIR *folder = opendir(path);
     if (folder == NULL)
         return FAIL(IO, "%s: %s", path, strerror(errno));
-    for (struct dirent *entry; (entry = readdir(folder)) != NULL;) {
+    /* An error is no end: a run would start afresh because a disk did not answer. */
+    for (struct dirent *entry; errno = 0, (entry = readdir(folder)) != NULL;) {
         if (strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0)
             continue;
         TRY_GOTO(st, out, visit(context, dirfd(folder), entry->d_name));
     }
+    if (errno != 0)
+        st = FAIL(IO, "%s: the folder cannot be read to its end: %s", path, strerror(errno));
 out:
     closedir(folder);
     return st;

@@ -2,6 +2,8 @@
 #include "io/checkpoint.h"
 
 #include <dirent.h>
+#include <dlfcn.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
@@ -289,6 +291,51 @@ static void b69_after_a_kill_at_any_time_the_newest_one_is_found_and_whole(void 
 
 /* ---- what is found --------------------------------------------------------------------------- */
 
+static int readable_entries = -1; /* of a folder, before its disk stops answering; -1: all */
+
+/* The program's own, in place of the C library's. */
+struct dirent *readdir(DIR *folder)
+{
+    static struct dirent *(*next)(DIR *);
+    if (next == NULL) {
+        void *symbol = dlsym(RTLD_NEXT, "readdir");
+        memcpy(&next, &symbol, sizeof next);
+    }
+    if (readable_entries == 0) {
+        errno = EIO;
+        return NULL;
+    }
+    readable_entries -= readable_entries > 0;
+    return next(folder);
+}
+
+/* That nothing was found there has to be known for sure: otherwise the run would start afresh. */
+static void b74_what_cannot_be_read_is_not_taken_for_nothing(void **state)
+{
+    struct fixture *f = *state;
+    char path[1024];
+    struct checkpoint_found found;
+    struct checkpoint_list list = {0};
+    assert_ok(save(f->dir, 5, 5));
+    for (readable_entries = 0; readable_entries < 3;) {
+        int entries = readable_entries;
+        enum status st = checkpoint_find_latest(&found, f->dir);
+        readable_entries = entries;
+        assert_fails(st, ST_IO, "cannot be read to its end");
+        assert_int_equal(found.step, -1);
+        assert_fails(checkpoint_list(&list, f->dir), ST_IO, "cannot be read to its end");
+        checkpoint_list_release(&list);
+        readable_entries = entries + 1;
+    }
+    readable_entries = -1;
+    /* A manifest that is there and does not open. */
+    assert_int_equal(mkdir(in_dir(f, path, "step-00000009"), 0777), 0);
+    assert_int_equal(symlink("manifest.json", in_dir(f, path, "step-00000009/manifest.json")), 0);
+    found = latest(f);
+    assert_int_equal(found.step, 5);
+    assert_int_equal(found.damaged, 1);
+}
+
 static void b69_folders_without_a_valid_manifest_never_win(void **state)
 {
     struct fixture *f = *state;
@@ -504,6 +551,7 @@ int main(void)
         TEST(b72_overwriting_a_step_gives_the_old_or_the_new_one_whole),
         TEST(a_full_disk_is_an_error_with_the_file_and_leaves_nothing),
         TEST(b69_after_a_kill_at_any_time_the_newest_one_is_found_and_whole),
+        TEST(b74_what_cannot_be_read_is_not_taken_for_nothing),
         TEST(b69_folders_without_a_valid_manifest_never_win),
         TEST(only_damaged_ones_is_not_the_same_as_none),
         TEST(b74_a_step_that_is_asked_for_and_not_there_is_an_error),

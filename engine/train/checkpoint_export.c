@@ -37,10 +37,12 @@ static enum status check_target(const char *dir, bool overwrite)
     struct stat info;
     if (lstat(dir, &info) != 0)
         return errno == ENOENT ? ST_OK : FAIL(IO, "%s: %s", dir, strerror(errno));
-    DIR *folder = S_ISDIR(info.st_mode) ? opendir(dir) : NULL;
-    if (folder == NULL)
+    if (!S_ISDIR(info.st_mode))
         return FAIL(INVALID, "%s: something else than a folder is there already", dir);
-    for (const struct dirent *e; st == ST_OK && (e = readdir(folder)) != NULL;) {
+    DIR *folder = opendir(dir);
+    if (folder == NULL)
+        return FAIL(IO, "%s: %s", dir, strerror(errno));
+    for (const struct dirent *e; st == ST_OK && (errno = 0, e = readdir(folder)) != NULL;) {
         if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0)
             continue;
         if (!overwrite)
@@ -50,6 +52,8 @@ static enum status check_target(const char *dir, bool overwrite)
                       "%s: holds %.200s, which an export does not write: it is not replaced", dir,
                       e->d_name);
     }
+    if (st == ST_OK && errno != 0)
+        st = FAIL(IO, "%s: the folder cannot be read to its end: %s", dir, strerror(errno));
     closedir(folder);
     return st;
 }
