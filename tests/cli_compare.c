@@ -322,6 +322,24 @@ static void a_step_whose_loss_differs_is_named(void **state)
     run_result_release(&y);
 }
 
+static void a_line_that_is_no_step_is_named(void **state)
+{
+    (void)state;
+    char dir[600];
+    struct run_result r;
+    struct file_text text;
+    const char *metrics = path_of("cmp/ranks-1-stage-0-batch-3/repeat-1/metrics.jsonl");
+    scratch_path(&scratch, dir, "cmp/ranks-1-stage-0-batch-3/repeat-1");
+    assert_ok(file_read(&text, metrics));
+    char *second = strchr(text.data, '\n') + 1;
+    memcpy(second, "[1]\n", 4);
+    assert_ok(file_write(metrics, text.data, text.bytes));
+    assert_fails(run_result_read(&r, dir), ST_CORRUPT,
+                 "metrics.jsonl:2: expected an object a line, found an array");
+    run_result_release(&r);
+    mem_free(&text.data);
+}
+
 static void every_moment_of_a_step_counts_once(void **state)
 {
     (void)state;
@@ -370,6 +388,7 @@ int main(void)
         cmocka_unit_test(hostile_names_stay_text),
         cmocka_unit_test(runs_of_one_name_are_told_apart),
         cmocka_unit_test(a_step_whose_loss_differs_is_named),
+        cmocka_unit_test(a_line_that_is_no_step_is_named),
         cmocka_unit_test(every_moment_of_a_step_counts_once),
         cmocka_unit_test(medians_are_taken_value_by_value),
     };

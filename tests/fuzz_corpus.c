@@ -22,6 +22,7 @@
     TARGET(model_config)                                                                           \
     TARGET(predictions)                                                                            \
     TARGET(rendezvous)                                                                             \
+    TARGET(run_result)                                                                             \
     TARGET(safetensors)                                                                            \
     TARGET(squad)                                                                                  \
     TARGET(training_state)                                                                         \

@@ -266,7 +266,7 @@ static void read_best(struct reading *r, struct training_state *s)
 {
     const json_t *best = component(r, r->root, "best", is_object_or_null, "an object or null");
     s->best_step = -1;
-    s->best_value = -INFINITY;
+    s->best_value = (double)-INFINITY;
     if (!json_is_object(best))
         return;
     s->best_step = get_count(r, best, "step");

@@ -1,5 +1,6 @@
 #include "engine/train/run_result.h"
 
+#include <inttypes.h>
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
@@ -20,6 +21,12 @@ static double number(const json_t *object, const char *key)
     return json_is_number(v) ? json_number_value(v) : (double)NAN;
 }
 
+/* 0 for what a cast must not see: nothing, or a number that is none of these files. */
+static int64_t to_int(double value)
+{
+    return fabs(value) < 1e15 ? (int64_t)value : 0;
+}
+
 /* ---- summary.json ---- */
 
 static enum status read_summary(struct run_result *r, const char *dir)
@@ -38,14 +45,12 @@ static enum status read_summary(struct run_result *r, const char *dir)
         r->at_peak[c] = number(json_object_get(bytes, "at_peak"), name);
         r->own_max[c] = number(json_object_get(bytes, "own_max"), name);
     }
-    double world = number(root, "world_size"), stage = number(root, "zero_stage");
+    r->ranks = to_int(number(root, "world_size"));
+    r->zero_stage = to_int(number(root, "zero_stage")); /* also of a run that found it itself */
     enum status st = ST_OK;
-    if (!(r->planned_bytes > 0) || !(world >= 1) || !(stage >= 0))
+    if (!(r->planned_bytes > 0) || r->ranks < 1 || r->zero_stage < 0)
         st = FAIL(CORRUPT, "%s: expected bytes_per_rank.arena, world_size and zero_stage of a run",
                   path);
-    else
-        r->ranks = (int64_t)world;
-    r->zero_stage = st == ST_OK ? (int64_t)stage : 0; /* also of a run that found it itself */
     r->on_card = card != NULL;
     if (card != NULL)
         r->card = json_incref(card);
@@ -72,7 +77,7 @@ static enum status add_step(struct steps *s, const json_t *line)
     s->ms[s->count] = number(line, "ms");
     s->sequences[s->count] = number(line, "sequences");
     s->tokens[s->count] = number(line, "tokens");
-    s->step[s->count++] = (int64_t)number(line, "step");
+    s->step[s->count++] = to_int(number(line, "step"));
     return ST_OK;
 }
 
@@ -82,18 +87,20 @@ static json_t *real_or_null(double value)
 }
 
 static enum status read_line(struct run_result *r, struct steps *s, const char *line, size_t bytes,
-                             const char *path)
+                             const char *path, int64_t number_of_line)
 {
     json_error_t error;
     json_t *o = json_loadb(line, bytes, 0, &error), *row = json_array();
     if (!json_is_object(o) || row == NULL) {
+        enum status bad = FAIL(CORRUPT, "%s:%" PRId64 ": expected an object a line, found %s", path,
+                               number_of_line, o != NULL ? json_kind(o) : error.text);
         json_decref(o);
         json_decref(row);
-        return FAIL(CORRUPT, "%s: expected an object a line: %s", path, error.text);
+        return bad;
     }
     enum status st = ST_OK;
     bool evaluation = json_object_get(o, "evaluation") != NULL;
-    json_array_append_new(row, json_integer((json_int_t)number(o, "step")));
+    json_array_append_new(row, json_integer(to_int(number(o, "step"))));
     json_array_append_new(row, real_or_null(number(o, "loss")));
     if (evaluation)
         json_array_append_new(row, real_or_null(number(o, "f1")));
@@ -137,8 +144,11 @@ static enum status read_metrics(struct run_result *r, const char *dir)
     struct steps s = {.count = 0};
     TRY(path_join(path, sizeof path, dir, "metrics.jsonl"));
     TRY(file_read(&text, path));
-    for (const char *at = text.data, *end; (end = strchr(at, '\n')) != NULL; at = end + 1)
-        TRY_GOTO(st, out, read_line(r, &s, at, (size_t)(end - at), path));
+    const char *at = text.data, *last = text.data + text.bytes, *end;
+    for (int64_t line = 1; (end = memchr(at, '\n', (size_t)(last - at))) != NULL; line++) {
+        TRY_GOTO(st, out, read_line(r, &s, at, (size_t)(end - at), path, line));
+        at = end + 1;
+    }
     take_speed(r, &s, r->has_split ? r->split.step : -1);
 out:
     mem_free(&s.ms);
@@ -161,9 +171,10 @@ static json_t *timeline_of(const json_t *trace, double step_ms)
         if (json_object_get(e, "dur") == NULL)
             continue;
         /* Whole microseconds are enough to look at, and short. */
-        json_array_append_new(
-            list, json_pack("[IIIO]", (json_int_t)number(e, "tid"), (json_int_t)number(e, "ts"),
-                            (json_int_t)(number(e, "dur") + 0.5), json_object_get(e, "name")));
+        json_array_append_new(list, json_pack("[IIIO]", (json_int_t)to_int(number(e, "tid")),
+                                              (json_int_t)to_int(number(e, "ts")),
+                                              (json_int_t)to_int(number(e, "dur") + 0.5),
+                                              json_object_get(e, "name")));
     }
     return json_pack("{s:f,s:o}", "step_ms", step_ms, "events", list);
 }

@@ -1,6 +1,7 @@
 #include "engine/train/time_split.h"
 
 #include <jansson.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -73,7 +74,8 @@ enum status time_split_of(struct time_split *split, const json_t *trace, const c
         return FAIL(CORRUPT, "%s: expected traceEvents and otherData.step_us of a trace, found %s",
                     path, json_kind(events));
     split->step_ms = number(about, "step_us") * 1e-3;
-    split->step = (long)number(about, "step");
+    double step = number(about, "step");
+    split->step = fabs(step) < 1e15 ? (long)step : 0; /* a cast must not see more */
     split->captured = json_is_true(json_object_get(about, "captured"));
     TRY(mem_alloc(&borders, sizeof *borders * 2 * (json_array_size(events) + 1)));
     json_array_foreach(events, i, e)
