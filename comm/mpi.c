@@ -497,7 +497,6 @@ static void close_comm(struct comm *comm)
 {
     struct mpi_comm *m = mpi_of(comm);
     char here = 1, all[COMM_MAX_WORLD_SIZE], kept[CAUSE_BYTES];
-    ASSERT(comm->world_size <= (int)sizeof all);
     snprintf(kept, sizeof kept, "%s", status_message());
     if (alive(m) != ST_OK || exchange(comm, all, &here, 1) != ST_OK) {
         log_error("mpi", "%s", m->cause);
@@ -549,6 +548,9 @@ static enum status join(struct mpi_comm *m, const struct mpi_options *options)
                     "the MPI that this program was built with? (mpiexec of that MPI, or srun with "
                     "the --mpi that it supports: srun --mpi=list)",
                     options->rank, options->world_size, m->base.rank, m->base.world_size);
+    if (m->base.world_size > COMM_MAX_WORLD_SIZE)
+        return FAIL(INVALID, "%d ranks; at most %d train together", m->base.world_size,
+                    COMM_MAX_WORLD_SIZE);
     TRY(mem_alloc(&m->answers, (size_t)m->base.world_size * sizeof *m->answers));
     for (int i = 0; i < COMMS; i++)
         TRY(MPI(MPI_Comm_dup(MPI_COMM_WORLD, &m->comms[i])));
