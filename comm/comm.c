@@ -182,6 +182,18 @@ enum status comm_agree(struct comm *comm, enum status st)
     return all[first] > ST_OK && all[first] < ST_COUNT ? (enum status)all[first] : ST_COMM;
 }
 
+enum status comm_share(struct comm *comm, void *data, size_t bytes)
+{
+    char *all = NULL;
+    enum status st = mem_alloc(&all, bytes * (size_t)comm->world_size);
+    TRY_GOTO(st, out, comm_agree(comm, st));
+    TRY_GOTO(st, out, comm_exchange(comm, all, data, bytes));
+    memcpy(data, all, bytes);
+out:
+    mem_free(&all);
+    return st;
+}
+
 void comm_abort(struct comm *comm, const char *cause)
 {
     comm->ops->abort(comm, cause);

@@ -120,6 +120,9 @@ MUST_CHECK enum status comm_barrier(struct comm *comm);
  */
 MUST_CHECK enum status comm_agree(struct comm *comm, enum status st);
 
+/** comm_share() - rank 0's @bytes of @data to all ranks; blocking, at most 64 KiB. ST_MEMORY. */
+MUST_CHECK enum status comm_share(struct comm *comm, void *data, size_t bytes);
+
 /** comm_abort() - end all ranks' waits with ST_COMM and @cause; safe from any thread. */
 void comm_abort(struct comm *comm, const char *cause);
 

@@ -223,6 +223,23 @@ static enum status exchange_body(struct comm *comm, void *argument)
     return ST_OK;
 }
 
+static enum status share_body(struct comm *comm, void *argument)
+{
+    (void)argument;
+    char data[] = "rank 0";
+    data[5] = (char)('0' + comm->rank);
+    TRY(comm_share(comm, data, sizeof data));
+    RANK_CHECK(strcmp(data, "rank 0") == 0);
+    return ST_OK;
+}
+
+static void share_gives_all_ranks_the_bytes_of_rank_0(void **state)
+{
+    (void)state;
+    for (int w = 0; w < WORLDS; w++)
+        ranks_run_ok(worlds[w], share_body, NULL);
+}
+
 static void exchange_is_a_blocking_all_gather_of_up_to_64_kib(void **state)
 {
     (void)state;
@@ -781,6 +798,7 @@ int main(void)
         cmocka_unit_test(all_gather_places_every_rank_for_all_dtypes_and_odd_sizes),
         cmocka_unit_test(reduce_scatter_is_the_sum_in_rank_order_to_the_bit),
         cmocka_unit_test(broadcast_gives_all_ranks_the_data_of_any_root),
+        cmocka_unit_test(share_gives_all_ranks_the_bytes_of_rank_0),
         cmocka_unit_test(exchange_is_a_blocking_all_gather_of_up_to_64_kib),
         cmocka_unit_test(events_may_be_waited_for_in_any_order_and_complete_the_earlier_ones),
         cmocka_unit_test(a_blocking_call_completes_what_is_in_flight),

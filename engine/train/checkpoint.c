@@ -455,7 +455,7 @@ enum status checkpointer_evaluated(struct checkpointer *c, struct trainer *t,
         c->value_step = t->steps_done;
         *better = is_better(c);
     }
-    return trainer_share(t, better, sizeof *better);
+    return comm_share(t->comm, better, sizeof *better);
 }
 
 static enum status find_best(const struct checkpointer *c, char *path)
@@ -479,5 +479,5 @@ enum status checkpointer_best(const struct checkpointer *c, const struct trainer
     if (c->rank == 0 && c->best_step >= 0 && c->best_step != t->steps_done)
         st = find_best(c, path);
     TRY(comm_agree(t->comm, st));
-    return trainer_share(t, path, CHECKPOINT_PATH_BYTES);
+    return comm_share(t->comm, path, CHECKPOINT_PATH_BYTES);
 }

@@ -217,7 +217,7 @@ static enum status load_latest(struct trainer *t, struct search *s, const char *
     char path[CHECKPOINT_PATH_BYTES];
     for (;;) {
         next_candidate(s, path);
-        TRY(trainer_share(t, path, CHECKPOINT_PATH_BYTES));
+        TRY(comm_share(t->comm, path, CHECKPOINT_PATH_BYTES));
         if (path[0] == '\0')
             return comm_agree(t->comm, t->comm->rank == 0 ? none_left(t, s, dir) : ST_OK);
         enum status st = load_agreed(t, path);

@@ -36,18 +36,6 @@ out:
     return st;
 }
 
-static enum status share_bytes(struct comm *comm, char *data, size_t bytes)
-{
-    char *all = NULL;
-    enum status st = mem_alloc(&all, bytes * (size_t)comm->world_size);
-    TRY_GOTO(st, out, comm_agree(comm, st));
-    TRY_GOTO(st, out, comm_exchange(comm, all, data, bytes));
-    memcpy(data, all, bytes);
-out:
-    mem_free(&all);
-    return st;
-}
-
 enum status products_share(struct comm *comm, struct gemm_table *table)
 {
     enum status st = ST_OK;
@@ -58,15 +46,15 @@ enum status products_share(struct comm *comm, struct gemm_table *table)
         st = gemm_table_write(&text, &bytes, table);
     TRY_GOTO(st, out, comm_agree(comm, st));
     total = bytes;
-    TRY_GOTO(st, out, share_bytes(comm, (char *)&total, sizeof total));
+    TRY_GOTO(st, out, comm_share(comm, &total, sizeof total));
     bytes = (size_t)total;
     if (comm->rank != 0)
         st = mem_alloc(&text, bytes);
     TRY_GOTO(st, out, comm_agree(comm, st));
     for (size_t done = 0; done < bytes; done += CHUNK_BYTES)
-        TRY_GOTO(st, out,
-                 share_bytes(comm, text + done,
-                             bytes - done < CHUNK_BYTES ? bytes - done : CHUNK_BYTES));
+        TRY_GOTO(
+            st, out,
+            comm_share(comm, text + done, bytes - done < CHUNK_BYTES ? bytes - done : CHUNK_BYTES));
     if (comm->rank != 0) {
         gemm_table_release(table);
         st = gemm_table_read(table, text, bytes, "rank 0's GEMM plan");

@@ -462,18 +462,6 @@ static enum status finish_step(struct trainer *t, int64_t step, double *last_s)
 
 /* ---- evaluation and early stopping ---- */
 
-enum status trainer_share(const struct trainer *t, void *data, size_t bytes)
-{
-    char *all = NULL;
-    enum status st = mem_alloc(&all, bytes * (size_t)t->comm->world_size);
-    TRY_GOTO(st, out, comm_agree(t->comm, st));
-    TRY_GOTO(st, out, comm_exchange(t->comm, all, data, bytes));
-    memcpy(data, all, bytes);
-out:
-    mem_free(&all);
-    return st;
-}
-
 void trainer_watch_gain(struct trainer *t)
 {
     if (t->config->eval.stop_metric == STOP_NONE ||
@@ -497,7 +485,7 @@ static enum status watch_metric(struct trainer *t, const struct evaluation *e)
         now.best = t->best_metric;
         now.without_gain = t->evaluations_without_gain + 1;
     }
-    TRY(trainer_share(t, &now, sizeof now));
+    TRY(comm_share(t->comm, &now, sizeof now));
     t->best_metric = now.best;
     t->evaluations_without_gain = now.without_gain;
     trainer_watch_gain(t);

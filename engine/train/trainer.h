@@ -121,9 +121,6 @@ MUST_CHECK enum status trainer_trace(struct trainer *t, const struct trace_reque
  */
 MUST_CHECK enum status trainer_profile(struct trainer *t, int64_t steps);
 
-/** trainer_share() - rank 0's @bytes at @data to all ranks, between steps. ST_COMM; ST_MEMORY. */
-MUST_CHECK enum status trainer_share(const struct trainer *t, void *data, size_t bytes);
-
 /** trainer_watch_gain() - stop early if too many evaluations were without gain. */
 void trainer_watch_gain(struct trainer *t);
 
