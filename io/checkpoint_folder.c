@@ -56,16 +56,6 @@ const char *folder_last_part(const char *path)
 
 /* ---- system calls ---------------------------------------------------------------------------- */
 
-enum status folder_sync(const char *path)
-{
-    int fd = file_fault_due() ? -1 : open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    bool failed = fd < 0 || file_fault_due() || (fsync(fd) != 0 && errno != EINVAL);
-    int cause = errno;
-    if (fd >= 0)
-        close(fd);
-    return failed ? FAIL(IO, "%s: the folder cannot be flushed: %s", path, strerror(cause)) : ST_OK;
-}
-
 enum status folder_move(const char *from, const char *to)
 {
     if (file_fault_due() || rename(from, to) != 0)

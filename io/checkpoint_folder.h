@@ -31,7 +31,6 @@ int64_t folder_hidden_step_of(const char *name, const char *prefix);
 /** folder_last_part() - "c" of "a/b/c". */
 const char *folder_last_part(const char *path);
 
-MUST_CHECK enum status folder_sync(const char *path);
 MUST_CHECK enum status folder_move(const char *from, const char *to);
 
 /**

@@ -52,12 +52,10 @@ static enum status give_name(const char *path, const char *dir, const char *temp
             log_warn("checkpoint", "%s: what stood there is now %s", path, folder_last_part(aside));
         return st;
     }
-    if (folder_sync(dir) != ST_OK) {
-        char cause[512];
-        snprintf(cause, sizeof cause, "%.*s", (int)strcspn(status_message(), "\n"),
-                 status_message());
-        return FAIL(IO, "published %s, but %s", path, cause);
-    }
+    int cause = file_flush_folder(dir);
+    if (cause != 0)
+        return FAIL(IO, "published %s, but its folder cannot be flushed: %s", path,
+                    strerror(cause));
     if (aside[0] != '\0')
         folder_remove_quietly(aside);
     return ST_OK;

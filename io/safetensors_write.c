@@ -230,15 +230,10 @@ static enum status sync_folder(const struct safetensors_writer *w)
     size_t length = (size_t)(w->temporary - w->hidden);
     snprintf(folder, sizeof folder, "%.*s", length > 0 ? (int)length : 1,
              length > 0 ? w->hidden : ".");
-    int fd = file_fault_due() ? -1 : open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    bool failed = fd < 0 || file_fault_due() || (fsync(fd) != 0 && errno != EINVAL);
-    int cause = errno;
-    if (fd >= 0)
-        close(fd);
-    if (failed)
-        return FAIL(IO, "%s: written, but its folder cannot be flushed: %s", w->path,
-                    strerror(cause));
-    return ST_OK;
+    int cause = file_flush_folder(folder);
+    return cause != 0 ? FAIL(IO, "%s: written, but its folder cannot be flushed: %s", w->path,
+                             strerror(cause))
+                      : ST_OK;
 }
 
 enum status safetensors_publish(struct safetensors_writer *w)

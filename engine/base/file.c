@@ -81,6 +81,16 @@ static int do_rename(const char *from, const char *to)
     return should_fail() ? -1 : rename(from, to);
 }
 
+int file_flush_folder(const char *path)
+{
+    int fd = do_open(path, O_RDONLY | O_DIRECTORY);
+    if (fd < 0)
+        return errno;
+    int cause = do_fsync(fd) == 0 ? 0 : errno;
+    close(fd);
+    return cause;
+}
+
 /* ---- reading --------------------------------------------------------------------------------- */
 
 static enum status read_all(struct file_text *text, gzFile gz, const char *path, size_t expected)
@@ -208,18 +218,6 @@ static enum status open_temporary(int *fd, char *temporary, size_t temporary_byt
     return FAIL(IO, "%s: its folder is full of temporary files .tessera-*.tmp", path);
 }
 
-static enum status sync_folder(const char *folder, const char *path)
-{
-    int fd = do_open(folder, O_RDONLY | O_DIRECTORY);
-    if (fd < 0)
-        return FAIL(IO, "%s: written, but its folder cannot be flushed: %s", path, strerror(errno));
-    int failed = do_fsync(fd), cause = errno;
-    close(fd);
-    if (failed)
-        return FAIL(IO, "%s: written, but its folder cannot be flushed: %s", path, strerror(cause));
-    return ST_OK;
-}
-
 /* Write, flush and rename; on failure the temporary file is gone and the target is as before. */
 static enum status replace_file(const char *target, const char *folder, const void *data,
                                 size_t bytes, const struct stat *old, const char *path)
@@ -257,7 +255,10 @@ enum status file_write(const char *path, const void *data, size_t bytes)
         TRY(path_join(target, sizeof target, "", path));
     TRY(folder_of(folder, sizeof folder, target));
     TRY(replace_file(target, folder, data, bytes, exists ? &old : NULL, path));
-    return sync_folder(folder, path);
+    int cause = file_flush_folder(folder);
+    return cause != 0 ? FAIL(IO, "%s: written, but its folder cannot be flushed: %s", path,
+                             strerror(cause))
+                      : ST_OK;
 }
 
 /* A new folder lasts only when the one that holds it is flushed; one that may be written and not be
@@ -266,14 +267,8 @@ static enum status sync_parent(const char *made)
 {
     char folder[PATH_MAX];
     TRY(folder_of(folder, sizeof folder, made));
-    int fd = do_open(folder, O_RDONLY | O_DIRECTORY);
-    if (fd < 0 && errno == EACCES)
-        return ST_OK;
-    bool failed = fd < 0 || do_fsync(fd) != 0;
-    int cause = errno;
-    if (fd >= 0)
-        close(fd);
-    return failed
+    int cause = file_flush_folder(folder);
+    return cause != 0 && cause != EACCES
                ? FAIL(IO, "%s: made, but its folder cannot be flushed: %s", made, strerror(cause))
                : ST_OK;
 }

@@ -1,6 +1,5 @@
 #include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -92,12 +91,8 @@ static enum status make_hidden(char *hidden, char *above, const char *dir)
 
 static enum status sync_folder(const char *path)
 {
-    int fd = file_fault_due() ? -1 : open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    bool failed = fd < 0 || (fsync(fd) != 0 && errno != EINVAL);
-    enum status st = failed ? FAIL(IO, "%s: cannot be flushed: %s", path, strerror(errno)) : ST_OK;
-    if (fd >= 0)
-        close(fd);
-    return st;
+    int cause = file_flush_folder(path);
+    return cause != 0 ? FAIL(IO, "%s: cannot be flushed: %s", path, strerror(cause)) : ST_OK;
 }
 
 static enum status move(const char *from, const char *to)
