@@ -263,7 +263,8 @@ void affinity_format(const struct topology *t, const struct affinity_rank *r, ch
     for (int n = 0; n < t->node_count; n++)
         nodes += cpuset_meets(&r->cpus, &t->nodes[n].cpus);
     cpuset_format(&r->cpus, cpus, sizeof cpus);
-    const char *what = one_each ? "cores" : "cpus";
+    bool one = cpuset_count(&r->cpus) == 1;
+    const char *what = one_each ? (one ? "core" : "cores") : (one ? "cpu" : "cpus");
     if (r->node >= 0)
         snprintf(out, bytes, "%s %s of node %d", what, cpus, t->nodes[r->node].number);
     else

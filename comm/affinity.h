@@ -68,7 +68,7 @@ MUST_CHECK enum status affinity_plan_build(struct affinity_plan *plan, const str
 void affinity_plan_release(struct affinity_plan *plan);
 
 /**
- * affinity_format() - "cores 0-3 of node 0", "cpus 0,2 of nodes 0 and 1".
+ * affinity_format() - "cores 0-3 of node 0", "core 2 of node 0", "cpus 0,2 of 2 nodes".
  * "cores", where the CPUs are whole cores without hardware threads beside them, "cpus" otherwise.
  */
 void affinity_format(const struct topology *t, const struct affinity_rank *r, char *out,

@@ -266,6 +266,18 @@ static void b95_the_start_says_where_each_rank_is(void **state)
     train("auto", 2, "train.seed=1");
     process_expect(&ran, 0, NULL, " of node ");
     assert_int_equal(count_of("not bound"), 0);
+    struct file_text json = {0};
+    assert_ok(file_read(&json, scratch_at(&scratch, "out/topology.json")));
+    assert_non_null(strstr(json.data, "{\"objects\":[[0,\"machine\",\"machine"));
+    assert_non_null(strstr(json.data, "\"ranks\":[\"core "));
+    mem_free(&json.data);
+    process_run(&ran, &scratch,
+                (const char *const[]){"report", scratch_at(&scratch, "out"), "--output",
+                                      scratch_at(&scratch, "page.html"), NULL});
+    process_expect(&ran, 0, NULL, NULL);
+    assert_ok(file_read(&json, scratch_at(&scratch, "page.html")));
+    assert_non_null(strstr(json.data, "\"topology\":{\"objects\":"));
+    mem_free(&json.data);
     train("maybe", 1, "train.seed=1");
     process_expect(&ran, 2, NULL, "train.bind: expected auto or none, found \"maybe\"");
 }

@@ -11,6 +11,7 @@
 #include "comm/rendezvous.h"
 #include "engine/base/arena.h"
 #include "engine/base/log.h"
+#include "engine/train/topology_json.h"
 
 /* ---- planning -------------------------------------------------------------------------------- */
 
@@ -233,7 +234,7 @@ void binding_check(struct binding *b, const char *library)
 
 /* ---- telling --------------------------------------------------------------------------------- */
 
-enum status binding_report(const struct binding *b, struct comm *comm)
+enum status binding_report(const struct binding *b, struct comm *comm, const char *dir)
 {
     struct binding *all = NULL;
     enum status st = ST_OK;
@@ -253,6 +254,8 @@ enum status binding_report(const struct binding *b, struct comm *comm)
     if (failed >= 0 && comm->rank == 0)
         log_warn("run", "rank %d is not bound: %s; train.bind none leaves it alone", failed,
                  all[failed].problem);
+    if (dir != NULL && comm->rank == 0)
+        TRY_GOTO(st, out, topology_json_write(dir, all, comm->world_size));
 out:
     mem_free(&all);
     return st;

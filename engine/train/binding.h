@@ -74,9 +74,14 @@ MUST_CHECK enum status binding_plan_process(struct binding *b, const struct run_
                                             const struct binding_place *all, int world_size,
                                             int rank, struct rendezvous *rv);
 
-/** binding_report() - all ranks call it: rank 0 says what was restored, and warns once if a rank is
- * not bound that should be. Errors of the exchange. */
-MUST_CHECK enum status binding_report(const struct binding *b, struct comm *comm);
+/**
+ * binding_report() - all ranks call it: rank 0 says what was restored, and warns once if a rank is
+ * not bound that should be.
+ * @dir: rank 0 leaves the machine and who is where there (topology_json.h); NULL: it does not.
+ *
+ * Return: ST_OK; errors of the exchange and of the file.
+ */
+MUST_CHECK enum status binding_report(const struct binding *b, struct comm *comm, const char *dir);
 
 C_END
 

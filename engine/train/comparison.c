@@ -524,6 +524,7 @@ enum status comparison_page(const struct comparison *c, const char *path)
         json_object_set_new(run, "loss_curve", thinned(c->runs[i].losses));
         json_object_set(run, "evaluations", c->runs[i].evaluations);
         room -= add_heavy(run, "plan", c->runs[i].plan, room);
+        room -= add_heavy(run, "topology", c->runs[i].topology, room);
         room -= add_heavy(run, "timeline", c->runs[i].timeline, room);
     }
     enum status st = report_page_write(path, root);

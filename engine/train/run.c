@@ -89,7 +89,8 @@ static enum status banner(const struct trainer *t, const struct binding *b)
     TRY_GOTO(st, out, comm_exchange(t->comm, all, mine, WHERE_BYTES));
     for (int r = 0; r < world; r++)
         log_info("run", "rank %d of %d  %s", r, world, all + (size_t)r * WHERE_BYTES);
-    TRY_GOTO(st, out, binding_report(b, t->comm));
+    TRY_GOTO(st, out,
+             binding_report(b, t->comm, t->metrics != NULL ? t->config->output.dir : NULL));
     describe(t);
     if (t->comm->rank == 0)
         warn_of_casing(t);

@@ -200,11 +200,12 @@ static enum status read_trace(struct run_result *r, const char *dir)
     return ST_OK;
 }
 
-static enum status read_plan(struct run_result *r, const char *dir)
+/* Runs of earlier versions do not have all files. */
+static enum status read_if_there(json_t **root, const char *dir, const char *name)
 {
     char path[1200];
-    TRY(path_join(path, sizeof path, dir, "plan.json"));
-    return access(path, F_OK) == 0 ? json_file_read(&r->plan, path, NULL) : ST_OK;
+    TRY(path_join(path, sizeof path, dir, name));
+    return access(path, F_OK) == 0 ? json_file_read(root, path, NULL) : ST_OK;
 }
 
 enum status run_result_read(struct run_result *r, const char *dir)
@@ -227,7 +228,8 @@ enum status run_result_read(struct run_result *r, const char *dir)
     r->grad_accum = config.train.grad_accum;
     TRY(read_summary(r, dir));
     TRY(read_trace(r, dir));
-    TRY(read_plan(r, dir));
+    TRY(read_if_there(&r->plan, dir, "plan.json"));
+    TRY(read_if_there(&r->topology, dir, "topology.json"));
     return read_metrics(r, dir);
 }
 
@@ -236,6 +238,7 @@ void run_result_release(struct run_result *r)
     json_decref(r->losses);
     json_decref(r->evaluations);
     json_decref(r->plan);
+    json_decref(r->topology);
     json_decref(r->timeline);
     json_decref(r->card);
     memset(r, 0, sizeof *r);

@@ -4,6 +4,7 @@
  *     config.yaml    what it was                summary.json   planned and measured bytes
  *     metrics.jsonl  steps: loss, time          trace*.json    the time line of a step, if there is
  *     plan.json      which buffer lives when    one (tessera train --trace FOLDER/trace.json)
+ *     topology.json  the machine and its ranks
  *
  * Speeds are those of the steady part: the first three steps (of few, a third) and the traced one
  * do not count. The medians of several runs of the same configuration make one result.
@@ -33,9 +34,10 @@ struct run_result {
     bool has_split;
     struct time_split split;    /* of rank 0 */
     double data_ms;             /* of a step, outside the time line: batches and the host's work */
-    struct json_t *losses;      /* owned, as the next three; [[step, loss], ...] */
+    struct json_t *losses;      /* owned, as the others; [[step, loss], ...] */
     struct json_t *evaluations; /* [[step, loss, F1], ...] */
     struct json_t *plan;        /* plan.json; NULL: none */
+    struct json_t *topology;    /* topology.json; NULL: none */
     struct json_t *timeline;    /* {"step_ms", "events": [[stream, ts_ms, dur_ms, name], ...]} */
     struct json_t *card;        /* summary's card_bytes, or NULL */
 };
