@@ -156,7 +156,7 @@ enum status auto_stage(int *stage, struct trainer *t, int64_t train_rows, int64_
     if (t->comm->rank == 0)
         st = choose(&answer, t, &shares, train_rows, eval_rows);
     TRY(comm_agree(t->comm, st));
-    TRY(trainer_share(t, &answer, sizeof answer));
+    TRY(comm_share(t->comm, &answer, sizeof answer));
     *stage = answer.stage;
     snprintf(t->stage_reason, sizeof t->stage_reason, "%s", answer.reason);
     return ST_OK;

@@ -46,9 +46,10 @@ static enum status read_summary(struct run_result *r, const char *dir)
         r->own_max[c] = number(json_object_get(bytes, "own_max"), name);
     }
     r->ranks = to_int(number(root, "world_size"));
-    r->zero_stage = to_int(number(root, "zero_stage")); /* also of a run that found it itself */
+    double stage = number(root, "zero_stage");
+    r->zero_stage = to_int(stage); /* also of a run that found it itself */
     enum status st = ST_OK;
-    if (!(r->planned_bytes > 0) || r->ranks < 1 || r->zero_stage < 0)
+    if (!(r->planned_bytes > 0) || r->ranks < 1 || !(stage >= 0))
         st = FAIL(CORRUPT, "%s: expected bytes_per_rank.arena, world_size and zero_stage of a run",
                   path);
     r->on_card = card != NULL;
