@@ -54,7 +54,7 @@ static void a_decoder_sends_the_bytes_of_the_formulas(void **state)
     check_close(s.gather_bytes, 4 * s.numel * ring, 1e-12);
     s = ask(SCALING_DECODER, 3, 8, false, "h100");
     check_close(s.reduce_bytes, 4 * s.numel * ring, 1e-12);
-    /* Gathered twice but for the word table; the unit at the turn from forward to backward stays. */
+    /* Twice but for the word table; the unit at the turn from forward to backward stays. */
     double head = table + 4096;
     check_close(s.gather_bytes, 2 * (2 * s.numel - table - head) * ring, 1e-3);
 }
