@@ -1,6 +1,6 @@
 /*
- * The data of a run (engine/train/run_data.h): what the cache of features saves, and that it hides no
- * wrong answer.
+ * The data of a run (engine/train/run_data.h): what the cache of features saves, and that it hides
+ * no wrong answer.
  */
 #include <stdio.h>
 #include <string.h>
@@ -79,7 +79,7 @@ static void a_run_from_the_cache_has_the_bits_of_the_first(void **state)
     run_release(&second);
 }
 
-/* An evaluation caches the features of any file; training on it looks at the answers all the same. */
+/* An evaluation caches the features of any file; training on it looks at its answers. */
 static void wrong_answers_are_an_error_with_a_cache_too(void **state)
 {
     (void)state;

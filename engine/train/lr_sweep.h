@@ -10,8 +10,8 @@
  *           from        ^ suggested        to       lr, logarithmic
  *
  * Suggested is the rate at which the smoothed loss falls most steeply: the least of the central
- * differences over steps, without the first ten and the last. The sweep ends early when the smoothed
- * loss is more than four times its least so far, or a loss is not finite.
+ * differences over steps, without the first ten and the last. The sweep ends early when the
+ * smoothed loss is more than four times its least so far, or a loss is not finite.
  *
  * Sources: Smith, "Cyclical learning rates for training neural networks", arXiv:1506.01186, 3.3;
  * smoothing, limits and the rule of the steepest point are those of Lightning's lr_find.

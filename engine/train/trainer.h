@@ -113,9 +113,10 @@ MUST_CHECK enum status trainer_run(struct trainer *t, const volatile int *signal
 MUST_CHECK enum status trainer_trace(struct trainer *t, const struct trace_request *request);
 
 /**
- * trainer_profile() - before trainer_run(): profile @steps steps op by op (engine/train/op_profile.h),
- * from the third on, or as late as they fit. They begin on an idle device and the host waits for
- * their end. Results stay as they are. All ranks profile; trainer->profile has what was found.
+ * trainer_profile() - before trainer_run(): profile @steps steps op by op
+ * (engine/train/op_profile.h), from the third on, or as late as they fit. They begin on an idle
+ * device and the host waits for their end. Results stay as they are. All ranks profile;
+ * trainer->profile has what was found.
  *
  * Return: ST_OK, also with @steps 0; ST_INVALID without training steps; errors of measuring.
  */
