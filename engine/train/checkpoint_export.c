@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "engine/base/file.h"
+#include "engine/base/log.h"
 #include "engine/train/checkpoint_convert.h"
 #include "engine/train/checkpoint_model.h"
 #include "engine/train/model_config.h"
@@ -126,12 +127,14 @@ static enum status replace_in_two(const char *hidden, const char *dir, const cha
         return st;
     }
     st = move(hidden, dir);
-    if (st != ST_OK && rename(aside, dir) == 0)
+    if (st != ST_OK) {
+        if (rename(aside, dir) != 0)
+            log_warn("checkpoint", "%s: what stood there is now %s", dir, aside);
         return st;
-    if (st == ST_OK)
-        remove_folder(aside);
-    TRY(st);
-    return sync_folder(above);
+    }
+    st = sync_folder(above); /* before the old one goes: one of the two outlives a power cut */
+    remove_folder(aside);
+    return st;
 }
 
 /* The old folder, if there is one with files, is removed last. */
