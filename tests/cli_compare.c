@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "engine/base/arena.h"
+#include "engine/base/file.h"
 #include "engine/train/comparison.h"
 #include "tests/support/process.h"
 #include "tests/support/run.h"
@@ -340,6 +341,24 @@ static void a_line_that_is_no_step_is_named(void **state)
     mem_free(&text.data);
 }
 
+/* Last of those that read a run: it spoils one. */
+static void steps_that_are_no_numbers_are_no_steps(void **state)
+{
+    static const char lines[] = "{\"step\":1e300,\"loss\":1}\n{\"step\":-2}\n{\"loss\":2}\n";
+    (void)state;
+    struct run_result x;
+    struct file_log log;
+    assert_ok(file_log_reopen(&log, path_of("cmp/ranks-2-stage-0-batch-3/repeat-1/metrics.jsonl")));
+    assert_ok(file_log_append(&log, lines, sizeof lines - 1));
+    assert_ok(file_log_close(&log));
+    assert_ok(run_result_read(&x, path_of("cmp/ranks-2-stage-0-batch-3/repeat-1")));
+    size_t n = json_array_size(x.losses);
+    assert_true(n > 3);
+    for (size_t i = n - 3; i < n; i++)
+        assert_int_equal(json_integer_value(json_array_get(json_array_get(x.losses, i), 0)), -1);
+    run_result_release(&x);
+}
+
 static void every_moment_of_a_step_counts_once(void **state)
 {
     (void)state;
@@ -357,6 +376,9 @@ static void every_moment_of_a_step_counts_once(void **state)
     assert_true(split.hidden_ms == 4 && split.step_ms == 10);
     assert_int_equal(split.step, 7);
     assert_true(split.captured);
+    json_object_set_new(json_object_get(trace, "otherData"), "step", json_real(1e300));
+    assert_ok(time_split_of(&split, trace, "trace.json"));
+    assert_int_equal(split.step, 0);
     json_object_del(trace, "otherData");
     assert_int_equal(time_split_of(&split, trace, "trace.json"), ST_CORRUPT);
     json_decref(trace);
@@ -389,6 +411,7 @@ int main(void)
         cmocka_unit_test(runs_of_one_name_are_told_apart),
         cmocka_unit_test(a_step_whose_loss_differs_is_named),
         cmocka_unit_test(a_line_that_is_no_step_is_named),
+        cmocka_unit_test(steps_that_are_no_numbers_are_no_steps),
         cmocka_unit_test(every_moment_of_a_step_counts_once),
         cmocka_unit_test(medians_are_taken_value_by_value),
     };

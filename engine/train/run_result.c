@@ -21,10 +21,11 @@ static double number(const json_t *object, const char *key)
     return json_is_number(v) ? json_number_value(v) : (double)NAN;
 }
 
-/* 0 for what a cast must not see: nothing, or a number that is none of these files. */
-static int64_t to_int(double value)
+/* The nearest integer; -1 if there is none: anybody may have written the file. */
+static int64_t whole_number(const json_t *object, const char *key)
 {
-    return fabs(value) < 1e15 ? (int64_t)value : 0;
+    double v = number(object, key);
+    return v >= 0 && v < 0x1p53 ? (int64_t)(v + 0.5) : -1;
 }
 
 /* ---- summary.json ---- */
@@ -45,11 +46,10 @@ static enum status read_summary(struct run_result *r, const char *dir)
         r->at_peak[c] = number(json_object_get(bytes, "at_peak"), name);
         r->own_max[c] = number(json_object_get(bytes, "own_max"), name);
     }
-    r->ranks = to_int(number(root, "world_size"));
-    double stage = number(root, "zero_stage");
-    r->zero_stage = to_int(stage); /* also of a run that found it itself */
+    r->ranks = whole_number(root, "world_size");
+    r->zero_stage = whole_number(root, "zero_stage"); /* also of a run that found it itself */
     enum status st = ST_OK;
-    if (!(r->planned_bytes > 0) || r->ranks < 1 || !(stage >= 0))
+    if (!(r->planned_bytes > 0) || r->ranks < 1 || r->zero_stage < 0)
         st = FAIL(CORRUPT, "%s: expected bytes_per_rank.arena, world_size and zero_stage of a run",
                   path);
     r->on_card = card != NULL;
@@ -78,7 +78,7 @@ static enum status add_step(struct steps *s, const json_t *line)
     s->ms[s->count] = number(line, "ms");
     s->sequences[s->count] = number(line, "sequences");
     s->tokens[s->count] = number(line, "tokens");
-    s->step[s->count++] = to_int(number(line, "step"));
+    s->step[s->count++] = whole_number(line, "step");
     return ST_OK;
 }
 
@@ -101,7 +101,7 @@ static enum status read_line(struct run_result *r, struct steps *s, const char *
     }
     enum status st = ST_OK;
     bool evaluation = json_object_get(o, "evaluation") != NULL;
-    json_array_append_new(row, json_integer(to_int(number(o, "step"))));
+    json_array_append_new(row, json_integer(whole_number(o, "step")));
     json_array_append_new(row, real_or_null(number(o, "loss")));
     if (evaluation)
         json_array_append_new(row, real_or_null(number(o, "f1")));
@@ -172,9 +172,9 @@ static json_t *timeline_of(const json_t *trace, double step_ms)
         if (json_object_get(e, "dur") == NULL)
             continue;
         /* Whole microseconds are enough to look at, and short. */
-        json_array_append_new(list, json_pack("[IIIO]", (json_int_t)to_int(number(e, "tid")),
-                                              (json_int_t)to_int(number(e, "ts")),
-                                              (json_int_t)to_int(number(e, "dur") + 0.5),
+        json_array_append_new(list, json_pack("[IIIO]", (json_int_t)whole_number(e, "tid"),
+                                              (json_int_t)whole_number(e, "ts"),
+                                              (json_int_t)whole_number(e, "dur"),
                                               json_object_get(e, "name")));
     }
     return json_pack("{s:f,s:o}", "step_ms", step_ms, "events", list);

@@ -74,8 +74,8 @@ enum status time_split_of(struct time_split *split, const json_t *trace, const c
         return FAIL(CORRUPT, "%s: expected traceEvents and otherData.step_us of a trace, found %s",
                     path, json_kind(events));
     split->step_ms = number(about, "step_us") * 1e-3;
-    double step = number(about, "step");
-    split->step = fabs(step) < 1e15 ? (long)step : 0; /* a cast must not see more */
+    double step = number(about, "step"); /* anybody may have written the file */
+    split->step = step >= 0 && step < 0x1p31 ? (long)step : 0;
     split->captured = json_is_true(json_object_get(about, "captured"));
     TRY(mem_alloc(&borders, sizeof *borders * 2 * (json_array_size(events) + 1)));
     json_array_foreach(events, i, e)
