@@ -136,12 +136,6 @@ CPU_CLONES static void row_probabilities(float *x, int64_t n, float lse)
         lanes_store_tail(x + i, exp8(lanes_load_tail(x + i, n - i, lse) - lse), n - i);
 }
 
-CPU_CLONES static void row_multiply(float *out, const float *x, const float *factor, int64_t n)
-{
-    for (int64_t i = 0; i < n; i++)
-        out[i] = x[i] * factor[i];
-}
-
 /* dx = p * (dx * factor - delta); factor NULL: 1. */
 CPU_CLONES static void row_score_gradient(float *dx, const float *p, const float *factor, int64_t n,
                                           float delta)
@@ -190,7 +184,7 @@ static void head_forward(float *out, float *lse, const struct head *x,
         lse[i] = row_softmax(p, x->keys);
         if (key->on) {
             row_factors(scratch->factor, key, x, i);
-            row_multiply(p, p, scratch->factor, x->keys);
+            dropout_multiply(p, p, scratch->factor, x->keys);
         }
     }
     cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, x->rows, x->width, x->keys, 1.0f,
@@ -279,8 +273,8 @@ static void probabilities(const float *lse, const struct head *x, const struct d
         row_probabilities(scratch->probability + at, x->keys, lse[i]);
         if (key->on) {
             row_factors(scratch->factor + at, key, x, i);
-            row_multiply(scratch->gradient + at, scratch->probability + at, scratch->factor + at,
-                         x->keys);
+            dropout_multiply(scratch->gradient + at, scratch->probability + at,
+                             scratch->factor + at, x->keys);
         }
     }
 }

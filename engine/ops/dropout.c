@@ -166,7 +166,7 @@ void dropout_factors(float *out, const struct dropout_key *k, int32_t sample, in
 
 enum { CHUNK = 8 * BLOCK }; /* elements whose factors are made at once, on the stack */
 
-CPU_CLONES static void multiply(float *out, const float *x, const float *factor, int64_t n)
+CPU_CLONES void dropout_multiply(float *out, const float *x, const float *factor, int64_t n)
 {
     for (int64_t i = 0; i < n; i++)
         out[i] = x[i] * factor[i];
@@ -179,7 +179,7 @@ static void row_apply(float *out, const float *x, int64_t channels, const struct
     for (int64_t c = 0; c < channels; c += CHUNK) {
         int64_t n = channels - c < CHUNK ? channels - c : CHUNK;
         dropout_factors(factor, key, sample, first + c, n);
-        multiply(out + c, x + c, factor, n);
+        dropout_multiply(out + c, x + c, factor, n);
     }
 }
 

@@ -45,6 +45,9 @@ HOST_DEVICE static inline struct dropout_key dropout_key(struct dropout d)
 void dropout_factors(float *out, const struct dropout_key *k, int32_t sample, int64_t first,
                      int64_t n);
 
+/** dropout_multiply() - out[i] = x[i] * factor[i], i < @n; CPU. @out may be @x. */
+void dropout_multiply(float *out, const float *x, const float *factor, int64_t n);
+
 enum status dropout_apply_cpu(struct stream *s, struct tensor out, struct tensor x,
                               const struct sequences *q, struct dropout drop);
 

@@ -120,12 +120,6 @@ CPU_CLONES static void row_norm_gradient(float *dx, float *dgamma, float *dbeta,
     }
 }
 
-CPU_CLONES static void row_multiply(float *out, const float *x, const float *factor, int64_t n)
-{
-    for (int64_t c = 0; c < n; c++)
-        out[c] = x[c] * factor[c];
-}
-
 CPU_CLONES static void row_add(float *out, const float *x, const float *y, int64_t n)
 {
     for (int64_t c = 0; c < n; c++)
@@ -234,7 +228,7 @@ static void embedding_forward_rows(void *context, int64_t first, int64_t end, in
         row_norm(out, &k->mean[t], &k->r[t], z, k->gamma, k->beta, channels, k->eps);
         if (k->key.on) {
             row_factors(factor, &k->key, k->q, t, channels);
-            row_multiply(out, out, factor, channels);
+            dropout_multiply(out, out, factor, channels);
         }
     }
 }
@@ -315,7 +309,7 @@ static void embedding_backward_rows(void *context, int64_t first, int64_t end, i
         }
         if (k->key.on) {
             row_factors(factor, &k->key, k->q, t, channels);
-            row_multiply(undropped, dy, factor, channels);
+            dropout_multiply(undropped, dy, factor, channels);
             dy = undropped;
         }
         row_norm_gradient(dx, sums, sums + channels, dy, k->z + t * channels, k->gamma, k->mean[t],
@@ -409,7 +403,7 @@ static void residual_backward_rows(void *context, int64_t first, int64_t end, in
                           k->gamma, k->mean[t], k->r[t], channels);
         if (k->key.on) {
             row_factors(factor, &k->key, k->q, t, channels);
-            row_multiply(dy, dx, factor, channels);
+            dropout_multiply(dy, dx, factor, channels);
         } else if (dy != dx) {
             memcpy(dy, dx, (size_t)channels * sizeof *dy);
         }
