@@ -5,6 +5,7 @@
  *     mpi    one process a rank, on CPUs (builds with MPI)
  *     nccl   one process a GPU (CUDA builds)
  *     fault  wraps another and breaks it, for tests
+ *     skip   wraps another and moves nothing between ranks, for benches
  *
  * A collective is enqueued on a stream and returns; @done is recorded behind it. All ranks issue
  * the same collectives in the same order, whatever the stream; counts are elements per rank. When

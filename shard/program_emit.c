@@ -208,7 +208,8 @@ static void emit_reduce(struct builder *b, int unit, int micro_batch, struct pen
     operand_add(in, ROLE_GRAD, in_place ? ACCESS_READ_WRITE : ACCESS_WRITE, b->grad[unit]);
 }
 
-/* With several micro-batches a step is captured in pieces: one a micro-batch, and the optimizer. */
+/* With several micro-batches a step is captured in pieces: one a micro-batch, and the optimizer
+ * where updates are early. */
 static void emit_cut(struct builder *b)
 {
     if (b->spec->micro_batches > 1)
