@@ -43,7 +43,7 @@ struct tensorboard_scalar {
  * @first_step: of a run that goes on from a checkpoint, its first one: what earlier files say about
  * it and later steps is not shown any more. Otherwise 0.
  *
- * Return: ST_OK; ST_IO; ST_NO_MEMORY. Nothing is left open on failure.
+ * Return: ST_OK; ST_IO; ST_MEMORY. Nothing is left open on failure.
  */
 MUST_CHECK enum status tensorboard_open(struct tensorboard *tb, const char *dir,
                                         int64_t first_step);

@@ -189,13 +189,11 @@ const struct config_field config_fields[] = {
     BOOL(output, model, true, "Leave the last weights in the folder's model/."),
     REAL(output, gpu_log_s, 1.0, 0.0, 3600.0,
          "Seconds between lines of the folder's gpu/rank-R.csv (utilisation, memory, power, clocks "
-         "of each "
-         "rank's card); 0: none."),
+         "of each rank's card); 0: none."),
 
     INT(checkpoint, every, 0, 0, INT64_MAX,
         "Steps between checkpoints, in the output folder's checkpoints/; one more at the end of "
-        "the "
-        "run or on a signal. 0: none."),
+        "the run or on a signal. 0: none."),
     INT(checkpoint, keep, 2, 0, BIG, "How many of the newest checkpoints stay; 0: all."),
     CHOICE(checkpoint, keep_best, stop_names, STOP_NONE,
            "An evaluation that is better than all before is saved too, and that checkpoint stays."),

@@ -29,7 +29,7 @@ struct nvml_sample {
 /**
  * nvml_open() - the card at @bus_id ("0000:3b:00.0").
  *
- * Return: ST_OK; ST_UNSUPPORTED (no library, no such card); ST_NO_MEMORY.
+ * Return: ST_OK; ST_UNSUPPORTED (no library, no such card); ST_MEMORY.
  */
 MUST_CHECK enum status nvml_open(struct nvml **out, const char *bus_id);
 

@@ -4,7 +4,7 @@
 
 #include "comm/comm.h"
 
-enum { UPDATE_WORKSPACE_BYTES = 64 * 1024 /* squared_norm\'s sums need less */ };
+enum { UPDATE_WORKSPACE_BYTES = 64 * 1024 /* squared_norm's sums need less */ };
 
 enum status setup_layout(struct layout *layout, struct layout_param **params, const struct model *m,
                          int world_size)
