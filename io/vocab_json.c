@@ -12,7 +12,7 @@ static const char PREFIX[] = "##";
 static const json_int_t MAX_WORD = 100; /* characters of a word; longer ones are [UNK] */
 
 /* Tokens by id, borrowed from the tree. */
-struct token_list {
+struct json_tokens {
     const char *path;
     const char **tokens; /* owned */
     size_t count;
@@ -39,7 +39,7 @@ static enum status check_model(const char *path, const json_t *model)
     return ST_OK;
 }
 
-static enum status add_token(struct token_list *list, const char *token, const json_t *id)
+static enum status add_token(struct json_tokens *list, const char *token, const json_t *id)
 {
     json_int_t i = json_is_integer(id) ? json_integer_value(id) : -1;
     if (i < 0 || (size_t)i >= list->count)
@@ -68,7 +68,7 @@ static size_t added_beyond(const json_t *added, size_t count)
     return beyond;
 }
 
-static enum status collect(struct token_list *list, json_t *root)
+static enum status collect(struct json_tokens *list, json_t *root)
 {
     json_t *vocab = json_object_get(json_object_get(root, "model"), "vocab"), *id, *entry;
     const json_t *added = json_object_get(root, "added_tokens");
@@ -92,7 +92,7 @@ static enum status collect(struct token_list *list, json_t *root)
     return ST_OK;
 }
 
-static enum status join(struct file_text *text, const struct token_list *list)
+static enum status join(struct file_text *text, const struct json_tokens *list)
 {
     size_t bytes = 0;
     for (size_t i = 0; i < list->count; i++)
@@ -113,7 +113,7 @@ static enum status join(struct file_text *text, const struct token_list *list)
 enum status vocab_json_read(struct file_text *text, const char *path)
 {
     enum status st;
-    struct token_list list = {.path = path};
+    struct json_tokens list = {.path = path};
     json_t *root = NULL;
     TRY_GOTO(st, out, json_file_read(&root, path, NULL));
     TRY_GOTO(st, out, check_model(path, json_object_get(root, "model")));
