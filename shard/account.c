@@ -123,14 +123,83 @@ static int compare_entries(const void *left, const void *right)
     return a->buffer - b->buffer;
 }
 
-/* The lowest offset >= base that is free for the whole life of @b. @placed: buffers by offset. */
-static size_t lowest_gap(const struct program *p, const size_t *offsets, const int *placed,
-                         int count, const struct buffer *b, size_t base)
+/* Placed buffers by offset: all of them, and those that live in each part of the program. Most
+ * buffers live in one part, that of their micro-batch, and then only its list has to be searched. */
+enum { PARTS = 32, PART_ALL = PARTS, LISTS };
+
+struct placed {
+    int *index[LISTS]; /* of buffers; owned */
+    int count[LISTS];
+    int parts;           /* 0: no CUT, all is one list */
+    unsigned char *part; /* owned; of each instruction */
+};
+
+/* Parts are micro-batches, between CUTs; several of them if there are many. */
+static enum status placed_init(struct placed *s, const struct program *p)
+{
+    int cuts = 0, seen = 0;
+    size_t entries = (size_t)p->buffer_count + 1;
+    TRY(mem_alloc(&s->part, (size_t)p->instr_count + 1));
+    for (int i = 0; i < p->instr_count; i++)
+        cuts += p->instrs[i].op == OP_CUT;
+    s->parts = cuts == 0 ? 0 : cuts < PARTS ? cuts + 1 : PARTS;
+    for (int i = 0; i < p->instr_count; i++) {
+        s->part[i] = (unsigned char)((int64_t)seen * s->parts / (cuts + 1));
+        seen += p->instrs[i].op == OP_CUT;
+    }
+    for (int k = 0; k < s->parts; k++)
+        TRY(mem_alloc(&s->index[k], sizeof *s->index[k] * entries));
+    return mem_alloc(&s->index[PART_ALL], sizeof *s->index[PART_ALL] * entries);
+}
+
+static void placed_release(struct placed *s)
+{
+    for (int k = 0; k < LISTS; k++)
+        mem_free(&s->index[k]);
+    mem_free(&s->part);
+}
+
+/* The one part in which @b lives, or PART_ALL. */
+static int part_of(const struct placed *s, const struct buffer *b)
+{
+    bool one = s->parts > 0 && b->first <= b->last && s->part[b->first] == s->part[b->last];
+    return one ? s->part[b->first] : PART_ALL;
+}
+
+static void list_add(struct placed *s, int list, const size_t *offsets, int buffer)
+{
+    int low = 0, high = s->count[list]++, end = high, *index = s->index[list];
+    while (low < high) {
+        int middle = low + (high - low) / 2;
+        if (offsets[index[middle]] > offsets[buffer])
+            high = middle;
+        else
+            low = middle + 1;
+    }
+    memmove(index + low + 1, index + low, sizeof *index * (size_t)(end - low));
+    index[low] = buffer;
+}
+
+static void placed_add(struct placed *s, const struct program *p, const size_t *offsets, int buffer)
+{
+    const struct buffer *b = &p->buffers[buffer];
+    list_add(s, PART_ALL, offsets, buffer);
+    bool wraps = b->last < b->first;
+    int first = s->part[b->first], last = b->last >= 0 ? s->part[b->last] : -1;
+    for (int k = 0; k < s->parts; k++)
+        if (wraps ? k <= last || k >= first : k >= first && k <= last)
+            list_add(s, k, offsets, buffer);
+}
+
+/* The lowest offset >= base that is free for the whole life of @b. */
+static size_t lowest_gap(const struct program *p, const size_t *offsets, const struct placed *s,
+                         const struct buffer *b, size_t base)
 {
     size_t offset = base;
-    for (int i = 0; i < count; i++) {
-        const struct buffer *other = &p->buffers[placed[i]];
-        size_t from = offsets[placed[i]];
+    int list = part_of(s, b);
+    for (int i = 0; i < s->count[list]; i++) {
+        const struct buffer *other = &p->buffers[s->index[list][i]];
+        size_t from = offsets[s->index[list][i]];
         if (from >= offset + b->bytes)
             break;
         if (from + other->bytes > offset && lives_meet(b, other))
@@ -139,20 +208,18 @@ static size_t lowest_gap(const struct program *p, const size_t *offsets, const i
     return offset;
 }
 
-/* Place all but the fixed buffers of @p above @base in one order. @placed: room for them. Return:
- * bytes of the arena. */
+/* Place all but the fixed buffers of @p above @base in one order. Return: bytes of the arena. */
 static size_t place(const struct program *p, size_t *offsets, const struct entry *entries,
-                    int count, int *placed, size_t base)
+                    int count, struct placed *placed, size_t base)
 {
     size_t top = base;
+    memset(placed->count, 0, sizeof placed->count);
     for (int i = 0; i < count; i++) {
-        int index = entries[i].buffer, at = i;
+        int index = entries[i].buffer;
         const struct buffer *b = &p->buffers[index];
         if (!entries[i].fixed)
-            offsets[index] = lowest_gap(p, offsets, placed, i, b, base);
-        for (; at > 0 && offsets[placed[at - 1]] > offsets[index]; at--)
-            placed[at] = placed[at - 1];
-        placed[at] = index;
+            offsets[index] = lowest_gap(p, offsets, placed, b, base);
+        placed_add(placed, p, offsets, index);
         size_t end = offsets[index] + b->bytes;
         top = end > top ? end : top;
     }
@@ -187,10 +254,10 @@ static enum status place_program(struct program *p, size_t base, size_t live_pea
     enum status st = ST_OK;
     size_t enough = live_peak + live_peak / GOOD_ENOUGH;
     struct entry *entries = NULL;
-    int *placed = NULL;
+    struct placed placed = {0};
     size_t *offsets = NULL, n = (size_t)p->buffer_count;
     TRY_GOTO(st, out, mem_alloc(&entries, sizeof *entries * (n + 1)));
-    TRY_GOTO(st, out, mem_alloc(&placed, sizeof *placed * (n + 1)));
+    TRY_GOTO(st, out, placed_init(&placed, p));
     TRY_GOTO(st, out, mem_alloc(&offsets, sizeof *offsets * (n + 1)));
     *top = SIZE_MAX;
     for (int order = 0; order<ORDERS && * top> enough; order++) {
@@ -204,7 +271,7 @@ static enum status place_program(struct program *p, size_t base, size_t live_pea
         }
         qsort(entries, (size_t)count, sizeof *entries, compare_entries);
         for (int attempt = 0; attempt<ATTEMPTS && * top> enough; attempt++) {
-            size_t bytes = place(p, offsets, entries, count, placed, base);
+            size_t bytes = place(p, offsets, entries, count, &placed, base);
             promote_highest(p, offsets, entries, count);
             if (bytes >= *top)
                 continue;
@@ -215,7 +282,7 @@ static enum status place_program(struct program *p, size_t base, size_t live_pea
     }
 out:
     mem_free(&offsets);
-    mem_free(&placed);
+    placed_release(&placed);
     mem_free(&entries);
     return st;
 }

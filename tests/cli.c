@@ -448,6 +448,20 @@ static void the_plan_adds_up(void **state)
     assert_non_null(strstr(ran.out, "evaluate:"));
 }
 
+static void b63_the_plan_says_why_a_higher_stage_needs_more(void **state)
+{
+    (void)state;
+    struct run_config c = tiny(2, 0, 1);
+    const char *path = run_put_config(&scratch, &c);
+    RUN("plan", "--config", path, "--ranks", "1");
+    expect(0, "A higher stage needs more here: what it gathers", NULL);
+    RUN("plan", "--ranks", "1");
+    expect(0, "which is little on one rank, where nothing is.", NULL);
+    RUN("plan", "--ranks", "8");
+    expect(0, "of stage 0", NULL);
+    assert_null(strstr(ran.out, "needs more here"));
+}
+
 static void the_plan_with_data_is_the_arena_of_the_run(void **state)
 {
     (void)state;
@@ -592,6 +606,7 @@ int main(void)
         cmocka_unit_test(steps_0_evaluates_only),
         cmocka_unit_test(score_agrees_with_the_evaluation),
         cmocka_unit_test(the_plan_adds_up),
+        cmocka_unit_test(b63_the_plan_says_why_a_higher_stage_needs_more),
         cmocka_unit_test(the_plan_with_data_is_the_arena_of_the_run),
         cmocka_unit_test(a_full_disk_ends_the_run_with_whole_lines),
         cmocka_unit_test(output_that_does_not_arrive_is_an_error),

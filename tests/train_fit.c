@@ -257,7 +257,7 @@ static void b60_a_run_takes_what_plan_printed(void **state)
     struct run_config c = measured_model();
     const char *path = run_put_config(&scratch, &c);
     for (int stage = 0; stage < FIT_STAGES; stage += 3) {
-        char number[8];
+        char number[16];
         snprintf(number, sizeof number, "%d", stage);
         RUN("plan", "--config", path, "--device", "cpu", "--memory", "60MiB", "--reserve", "1MiB",
             "--json");

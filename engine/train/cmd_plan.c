@@ -185,6 +185,13 @@ static void print_table(const struct stage_plans *p, const struct run_config *co
     if (p->account[1].arena_bytes == p->account[2].arena_bytes)
         out("\nStages 1 and 2 need the same here: the whole gradient of a unit ends with its "
             "reduction\nat stage 1 too, unless gradients are accumulated over micro-batches.\n");
+    bool more = false;
+    for (int stage = 1; stage < STAGES; stage++)
+        more |= p->account[stage].arena_bytes > p->account[stage - 1].arena_bytes;
+    if (more)
+        out("\nA higher stage needs more here: what it gathers and reduces stands beside what it "
+            "partitions,\nwhich is little on %s.\n",
+            config->train.ranks == 1 ? "one rank, where nothing is" : "a model as small as this");
 }
 
 static void print_operands(const struct instr *in, enum access access)

@@ -32,27 +32,35 @@ static enum status account_of(struct account *account, const struct fit_question
     return st;
 }
 
+static enum status forecast_of(double *seconds, const struct fit_question *q,
+                               const struct setup *setup)
+{
+    struct plan plan = {0};
+    struct account account;
+    struct forecast forecast = {0};
+    struct simulate_world world = {q->world_size, q->nodes, 1};
+    TRY(plan_build(&plan, &account, &setup->spec));
+    enum status st = forecast_step(&forecast, setup, &plan.programs[PROGRAM_STEP], q->machine,
+                                   world, forecast_batch(setup));
+    plan_release(&plan);
+    *seconds = forecast.seconds;
+    return st;
+}
+
 /* What takes a step program: the bytes that are sent, the time. */
 static enum status add_step(struct fit *fit, const struct fit_question *q)
 {
     struct setup setup;
-    struct forecast forecast;
-    struct plan plan = {0};
+    struct program step = {0};
     enum status st = ST_OK;
     TRY(set_up(&setup, q, fit->stage, fit->micro_batch));
-    TRY_GOTO(st, out, plan_build(&plan, &fit->account, &setup.spec));
-    const struct program *step = &plan.programs[PROGRAM_STEP];
-    fit->sent_bytes = program_collective_bytes(step, OP_GATHER, q->world_size) +
-                      program_collective_bytes(step, OP_REDUCE, q->world_size);
-    if (q->machine == NULL)
-        goto out;
-    TRY_GOTO(st, out,
-             forecast_step(&forecast, &setup, step, q->machine,
-                           (struct simulate_world){q->world_size, q->nodes, 1},
-                           forecast_batch(&setup)));
-    fit->step_seconds = forecast.seconds;
+    TRY_GOTO(st, out, program_build(&step, PROGRAM_STEP, &setup.spec));
+    fit->sent_bytes = program_collective_bytes(&step, OP_GATHER, q->world_size) +
+                      program_collective_bytes(&step, OP_REDUCE, q->world_size);
+    if (q->machine != NULL)
+        TRY_GOTO(st, out, forecast_of(&fit->step_seconds, q, &setup));
 out:
-    plan_release(&plan);
+    program_release(&step);
     setup_release(&setup);
     return st;
 }
