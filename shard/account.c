@@ -124,7 +124,7 @@ static int compare_entries(const void *left, const void *right)
 }
 
 /* Placed buffers by offset: all of them, and those that live in each part of the program. Most
- * buffers live in one part, that of their micro-batch, and then only its list has to be searched. */
+ * buffers live in one part, that of their micro-batch, and only its list has to be searched. */
 enum { PARTS = 32, PART_ALL = PARTS, LISTS };
 
 struct placed {
