@@ -41,8 +41,8 @@ MUST_CHECK enum status file_write(const char *path, const void *data, size_t byt
  * ST_IO. */
 MUST_CHECK enum status file_make_dirs(const char *path);
 
-/** file_flush_folder() - flush the names in folder @path, so that a rename in it lasts. A file system
- * that has nothing to flush is fine. Return: 0; the errno of what failed. */
+/** file_flush_folder() - flush the names in folder @path, so that a rename in it lasts. A file
+ * system that has nothing to flush is fine. Return: 0; the errno of what failed. */
 MUST_CHECK int file_flush_folder(const char *path);
 
 /* A file that grows by whole records (metrics.jsonl): a record is there or it is not. */
