@@ -212,7 +212,8 @@ static void b87_a_silent_rank_is_named_and_every_rank_says_where_it_stood(void *
         if (line == NULL || strstr(line, "; compute: ") == NULL)
             fail_msg("rank %d does not say where it stood: %s", r, said.data);
     }
-    if (strstr(said.data, " of block.0") == NULL)
+    /* How far the others get meanwhile is a matter of time. */
+    if (strstr(said.data, " of block.") == NULL && strstr(said.data, " of head.0") == NULL)
         fail_msg("no rank names its unit: %s", said.data);
     mem_free(&said.data);
 }
