@@ -5,10 +5,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "comm/comm.h"
 #include "engine/base/log.h"
 #include "engine/base/text.h"
 
-enum { MAX_WORLD_SIZE = 4096, PORT_FIRST = 20000, PORT_COUNT = 10000 };
+enum { PORT_FIRST = 20000, PORT_COUNT = 10000 };
 
 /* An empty variable is one that is not set: scripts write RANK= to unset it. */
 static const char *get(const char *name)
@@ -54,11 +55,11 @@ static enum status read_ranks(struct launch *l, const struct names *n)
                         "the environment says that %s started this process, but %s is not set: set "
                         "%s, %s and %s, or none of them",
                         launch_origin_name(l->origin), all[i], all[0], all[1], all[2]);
-    TRY(get_int(&l->world_size, n->world_size, 1, MAX_WORLD_SIZE));
-    TRY(get_int(&l->rank, n->rank, 0, MAX_WORLD_SIZE - 1));
-    TRY(get_int(&l->local_rank, n->local_rank, 0, MAX_WORLD_SIZE - 1));
+    TRY(get_int(&l->world_size, n->world_size, 1, COMM_MAX_WORLD_SIZE));
+    TRY(get_int(&l->rank, n->rank, 0, COMM_MAX_WORLD_SIZE - 1));
+    TRY(get_int(&l->local_rank, n->local_rank, 0, COMM_MAX_WORLD_SIZE - 1));
     if (n->local_size != NULL && get(n->local_size) != NULL)
-        TRY(get_int(&l->local_size, n->local_size, 1, MAX_WORLD_SIZE));
+        TRY(get_int(&l->local_size, n->local_size, 1, COMM_MAX_WORLD_SIZE));
     if (l->rank >= l->world_size)
         return FAIL(INVALID, "%s=%d and %s=%d: ranks count from 0 and are fewer than the size",
                     n->rank, l->rank, n->world_size, l->world_size);
@@ -151,7 +152,7 @@ static int tasks_of_node(const char *list, int node)
     while (list != NULL && *list != '\0') {
         char *end = NULL;
         long tasks = strtol(list, &end, 10), repeat = 1;
-        if (end == list || tasks < 1 || tasks > MAX_WORLD_SIZE)
+        if (end == list || tasks < 1 || tasks > COMM_MAX_WORLD_SIZE)
             return 0;
         if (strncmp(end, "(x", 2) == 0)
             repeat = strtol(end + 2, &end, 10);

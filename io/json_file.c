@@ -106,6 +106,16 @@ enum status json_text(char **text, size_t *bytes, const json_t *root)
     return ST_OK;
 }
 
+enum status json_file_write_line(const char *path, const json_t *root)
+{
+    char *text = NULL;
+    size_t bytes = 0;
+    TRY(json_text(&text, &bytes, root));
+    enum status st = file_write(path, text, bytes);
+    mem_free(&text);
+    return st;
+}
+
 const char *json_kind(const json_t *value)
 {
     if (value == NULL)

@@ -44,6 +44,10 @@ MUST_CHECK enum status json_file_write(const char *path, const struct json_t *ro
  */
 MUST_CHECK enum status json_text(char **text, size_t *bytes, const struct json_t *root);
 
+/** json_file_write_line() - json_text() as a file. Return: ST_OK; ST_IO, then the file is as
+ * before; ST_MEMORY. */
+MUST_CHECK enum status json_file_write_line(const char *path, const struct json_t *root);
+
 /** json_kind() - "an object", "a string", ..., "nothing" for NULL: for messages. */
 const char *json_kind(const struct json_t *value);
 

@@ -69,13 +69,7 @@ enum status plan_json_write(const struct trainer *t)
                              names(PROGRAM_STREAMS, name_of_stream, t), "units",
                              names(t->setup.model.unit_count, name_of_unit, t), "instrs",
                              instrs_of(p), "buffers", buffers_of(p));
-    char *text = NULL;
-    size_t bytes = 0;
-    enum status st = ST_OK;
-    TRY_GOTO(st, out, json_text(&text, &bytes, root));
-    TRY_GOTO(st, out, file_write(path, text, bytes));
-out:
-    mem_free(&text);
+    enum status st = json_file_write_line(path, root);
     json_decref(root);
     return st;
 }

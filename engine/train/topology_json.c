@@ -18,9 +18,8 @@ static const char *const kind_names[] = {
 static enum status write_json(const char *dir, const struct topology *t,
                               const struct binding *ranks, int count)
 {
-    enum status st = ST_OK;
-    char path[1200], *text = NULL;
-    size_t bytes = 0;
+    char path[1200];
+    TRY(path_join(path, sizeof path, dir, "topology.json"));
     json_t *objects = json_array(), *list = json_array();
     for (int i = 0; i < t->object_count; i++)
         json_array_append_new(objects,
@@ -29,11 +28,7 @@ static enum status write_json(const char *dir, const struct topology *t,
     for (int r = 0; r < count; r++)
         json_array_append_new(list, json_string(ranks[r].where));
     json_t *root = json_pack("{s:o,s:o}", "objects", objects, "ranks", list);
-    TRY_GOTO(st, out, path_join(path, sizeof path, dir, "topology.json"));
-    TRY_GOTO(st, out, json_text(&text, &bytes, root));
-    TRY_GOTO(st, out, file_write(path, text, bytes));
-out:
-    mem_free(&text);
+    enum status st = json_file_write_line(path, root);
     json_decref(root);
     return st;
 }
