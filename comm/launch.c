@@ -316,6 +316,12 @@ enum status launch_check_address(const struct launch *l)
     return ST_OK;
 }
 
+bool launch_shares_gpus(void)
+{
+    const char *value = get("NCCL_MULTI_RANK_GPU_ENABLE");
+    return value != NULL && strcmp(value, "1") == 0;
+}
+
 enum status launch_device(int *index, const struct launch *l, int visible)
 {
     *index = l->local_rank;
@@ -329,10 +335,12 @@ enum status launch_device(int *index, const struct launch *l, int visible)
         *index = 0;
         return ST_OK;
     }
-    if (l->local_rank >= visible)
+    if (l->local_rank >= visible && !launch_shares_gpus())
         return FAIL(UNSUPPORTED,
-                    "local rank %d has no GPU: %d visible to it; start at most one rank a GPU",
+                    "local rank %d has no GPU: %d visible to it; start at most one rank a GPU, or "
+                    "let ranks share them with NCCL_MULTI_RANK_GPU_ENABLE=1 (NCCL 2.30 or later)",
                     l->local_rank, visible);
+    *index = l->local_rank % visible;
     if (l->local_size > 0 && l->local_size < visible && l->local_rank == 0 &&
         l->origin != LAUNCH_TESSERA)
         log_warn("launch", "%s started %d ranks on this machine, which has %d GPUs: %d stay idle",

@@ -63,10 +63,19 @@ MUST_CHECK enum status launch_discover(struct launch *l, int ranks);
 MUST_CHECK enum status launch_check_address(const struct launch *l);
 
 /**
+ * launch_shares_gpus() - may several ranks have the same GPU?
+ *
+ * NCCL refuses it unless the user sets NCCL_MULTI_RANK_GPU_ENABLE=1, which NCCL has since 2.30. So
+ * all stages can be tried, and watched, on a machine with one GPU; they gain no speed there.
+ */
+bool launch_shares_gpus(void);
+
+/**
  * launch_device() - the GPU of this rank, as an index among the @visible ones.
  *
- * The local rank, but 0 where the launcher lets each task see only its own GPU. Return: ST_OK;
- * ST_UNSUPPORTED: more local ranks than GPUs.
+ * The local rank, but 0 where the launcher lets each task see only its own GPU; ranks beyond the
+ * last GPU begin with the first again where launch_shares_gpus(). Return: ST_OK; ST_UNSUPPORTED:
+ * more local ranks than GPUs.
  */
 MUST_CHECK enum status launch_device(int *index, const struct launch *l, int visible);
 

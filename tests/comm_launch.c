@@ -297,7 +297,8 @@ static void no_rank_outlives_its_parent(void **state)
 
 /* ---- the environment ------------------------------------------------------------------------ */
 
-static const char *const known[] = {"TESSERA_RANK",
+static const char *const known[] = {"NCCL_MULTI_RANK_GPU_ENABLE",
+                                    "TESSERA_RANK",
                                     "TESSERA_WORLD_SIZE",
                                     "TESSERA_LOCAL_RANK",
                                     "TESSERA_LOCAL_SIZE",
@@ -489,6 +490,23 @@ static void b90_one_visible_gpu_a_task_is_normal(void **state)
     assert_fails(launch_device(&index, &l, 1), ST_UNSUPPORTED, "local rank 3 has no GPU");
 }
 
+static void ranks_share_gpus_only_where_nccl_was_told_so(void **state)
+{
+    (void)state;
+    struct launch l = {.origin = LAUNCH_TESSERA, .rank = 3, .local_rank = 3, .world_size = 4};
+    int index = -1;
+    set_environment("NCCL_MULTI_RANK_GPU_ENABLE=0");
+    assert_fails(launch_device(&index, &l, 2), ST_UNSUPPORTED, "NCCL_MULTI_RANK_GPU_ENABLE=1");
+    set_environment("NCCL_MULTI_RANK_GPU_ENABLE=1");
+    assert_ok(launch_device(&index, &l, 1));
+    assert_int_equal(index, 0);
+    assert_ok(launch_device(&index, &l, 2));
+    assert_int_equal(index, 1);
+    assert_ok(launch_device(&index, &l, 4));
+    assert_int_equal(index, 3);
+    assert_fails(launch_device(&index, &l, 0), ST_UNSUPPORTED, "sees no GPU");
+}
+
 /* The rank of the whole run is no device: on the second machine there is no GPU 4. */
 static void b22_on_every_machine_the_local_rank_chooses_the_gpu(void **state)
 {
@@ -539,6 +557,7 @@ int main(int argc, char **argv)
         cmocka_unit_test_teardown(b22_on_every_machine_the_local_rank_chooses_the_gpu,
                                   clear_environment),
         cmocka_unit_test(b90_one_visible_gpu_a_task_is_normal),
+        cmocka_unit_test_teardown(ranks_share_gpus_only_where_nccl_was_told_so, clear_environment),
     };
     set_environment("");
     return cmocka_run_group_tests(tests, NULL, NULL);

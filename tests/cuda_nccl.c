@@ -1,5 +1,6 @@
 /*
- * NCCL between processes of this machine, one a GPU. The program is its own rank, as in
+ * NCCL between processes of this machine, one a GPU (or four on one, with
+ * NCCL_MULTI_RANK_GPU_ENABLE=1 and an NCCL of 2.30 or later). The program is its own rank, as in
  * tests/comm_launch.c: each test starts it again with the test's role.
  */
 #include "comm/nccl.h"
@@ -334,10 +335,11 @@ struct run {
     int64_t ms;
 };
 
+/* As many as there are GPUs; all of them where ranks may share one. */
 static int test_ranks(void)
 {
     int count = device_cuda_count();
-    return count < MAX_TEST_RANKS ? count : MAX_TEST_RANKS;
+    return count < MAX_TEST_RANKS && (count == 0 || !launch_shares_gpus()) ? count : MAX_TEST_RANKS;
 }
 
 static void run_role(struct run *run, const char *role, int ranks, bool windows)

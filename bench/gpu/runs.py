@@ -28,6 +28,11 @@ def gpu_count():
     return sum(line.startswith("GPU ") for line in out.stdout.splitlines())
 
 
+def shares_gpus():
+    """Several ranks may have one GPU (NCCL 2.30 or later): --gpus then counts ranks."""
+    return os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+
+
 def gpu_name():
     try:
         out = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version",
@@ -76,7 +81,7 @@ def train(config, folder, ranks=1, device="cuda", gpus=None, timeout=300, option
             value = "true" if value else "false"
         command += ["--set", f"{key.replace('__', '.', 1)}={value}"]
     env = dict(os.environ)
-    if gpus is not None and device == "cuda":
+    if gpus is not None and device == "cuda" and not shares_gpus():
         visible = env.get("CUDA_VISIBLE_DEVICES", "")
         names = [v for v in visible.split(",") if v] or [str(i) for i in range(64)]
         env["CUDA_VISIBLE_DEVICES"] = ",".join(names[g] for g in gpus)
