@@ -1,6 +1,5 @@
 #include "io/answers.h"
 
-#include <jansson.h>
 #include <math.h>
 #include <string.h>
 
@@ -281,47 +280,48 @@ const struct answer_best *answers_list(const struct answers *a, int64_t example,
 
 /* ---- files ---------------------------------------------------------------------------------- */
 
-static json_t *text_value(const struct answers *a, int64_t example)
+static void text_value(struct json_stream *s, const struct answers *a, int64_t example)
 {
-    return json_string(a->texts[example]);
+    json_stream_string(s, a->texts[example]);
 }
 
-static json_t *odds_value(const struct answers *a, int64_t example)
+static void odds_value(struct json_stream *s, const struct answers *a, int64_t example)
 {
-    return json_real(a->null_odds[example]);
+    json_stream_real(s, a->null_odds[example]);
 }
 
-static json_t *list_value(const struct answers *a, int64_t example)
+static void list_value(struct json_stream *s, const struct answers *a, int64_t example)
 {
     const struct answer_list *list = &a->lists[example - a->first];
-    json_t *array = json_array();
+    json_stream_open(s, '[');
     for (int32_t i = 0; i < list->count; i++) {
         const struct answer_best *best = &list->best[i];
-        json_t *entry = json_pack("{s:s, s:f, s:f, s:f}", "text", best->text, "probability",
-                                  best->probability, "start_logit", (double)best->start_logit,
-                                  "end_logit", (double)best->end_logit);
-        if (json_array_append_new(array, entry) != 0) {
-            json_decref(array);
-            return NULL;
-        }
+        json_stream_open(s, '{');
+        json_stream_key(s, "text");
+        json_stream_string(s, best->text);
+        json_stream_key(s, "probability");
+        json_stream_real(s, best->probability);
+        json_stream_key(s, "start_logit");
+        json_stream_real(s, (double)best->start_logit);
+        json_stream_key(s, "end_logit");
+        json_stream_real(s, (double)best->end_logit);
+        json_stream_close(s, '}');
     }
-    return array;
+    json_stream_close(s, ']');
 }
 
 static enum status write_values(const struct answers *a, const char *path,
-                                json_t *(*value)(const struct answers *, int64_t))
+                                void (*value)(struct json_stream *, const struct answers *,
+                                              int64_t))
 {
-    json_t *root = json_object();
-    enum status st;
-    for (int64_t i = a->first; i < a->first + a->count; i++)
-        if (json_object_set_new(root, a->data->examples[i].id, value(a, i)) != 0) {
-            st = FAIL(MEMORY, "out of memory while writing %s", path);
-            goto out;
-        }
-    TRY_GOTO(st, out, json_file_write(path, root));
-out:
-    json_decref(root);
-    return st;
+    struct json_stream s = {0};
+    json_stream_open(&s, '{');
+    for (int64_t i = a->first; i < a->first + a->count; i++) {
+        json_stream_key(&s, a->data->examples[i].id);
+        value(&s, a, i);
+    }
+    json_stream_close(&s, '}');
+    return json_stream_write(&s, path);
 }
 
 enum status answers_write_json(const struct answers *a, const char *predictions_path,

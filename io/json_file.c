@@ -1,11 +1,15 @@
 #include "io/json_file.h"
 
 #include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <xxhash.h>
 
 #include "engine/base/arena.h"
 #include "engine/base/file.h"
+#include "engine/base/text.h"
 
 static const char BYTE_ORDER_MARK[] = "\xEF\xBB\xBF";
 enum { BYTE_ORDER_MARK_BYTES = 3 };
@@ -87,6 +91,133 @@ enum status json_file_write(const char *path, const json_t *root)
     TRY_GOTO(st, out, file_write(path, sink.data, sink.bytes));
 out:
     mem_free(&sink.data);
+    return st;
+}
+
+/* ---- without a tree -------------------------------------------------------------------------- */
+
+static void put(struct json_stream *s, const char *piece, size_t bytes)
+{
+    if (s->st == ST_OK)
+        s->st = mem_grow(&s->data, &s->capacity, s->bytes + bytes, 1);
+    if (s->st != ST_OK)
+        return;
+    memcpy(s->data + s->bytes, piece, bytes);
+    s->bytes += bytes;
+}
+
+static void new_line(struct json_stream *s)
+{
+    static const char blanks[4 * JSON_STREAM_DEPTH + 1] = "                                ";
+    put(s, "\n", 1);
+    put(s, blanks, 4 * (size_t)s->depth);
+}
+
+/* Before an element of an array or a key: what separates it from the one before. */
+static void separate(struct json_stream *s)
+{
+    if (s->used[s->depth])
+        put(s, ",", 1);
+    s->used[s->depth] = true;
+    if (s->depth > 0)
+        new_line(s);
+}
+
+/* A value that does not follow a key is an element. */
+static void before_value(struct json_stream *s)
+{
+    if (!s->after_key)
+        separate(s);
+    s->after_key = false;
+}
+
+void json_stream_open(struct json_stream *s, char bracket)
+{
+    ASSERT(s->depth < JSON_STREAM_DEPTH);
+    before_value(s);
+    put(s, &bracket, 1);
+    s->used[++s->depth] = false;
+}
+
+void json_stream_close(struct json_stream *s, char bracket)
+{
+    ASSERT(s->depth > 0);
+    bool empty = !s->used[s->depth--];
+    if (!empty)
+        new_line(s);
+    put(s, &bracket, 1);
+}
+
+/* Most text needs no escape; jansson knows how to write what does. */
+static void quoted(struct json_stream *s, const char *text)
+{
+    size_t plain = 0;
+    while (text[plain] >= ' ' && text[plain] <= '~' && text[plain] != '"' && text[plain] != '\\')
+        plain++;
+    if (text[plain] == '\0') {
+        put(s, "\"", 1);
+        put(s, text, plain);
+        put(s, "\"", 1);
+        return;
+    }
+    char small[512];
+    const size_t flags = JSON_ENCODE_ANY | JSON_ENSURE_ASCII;
+    json_t *string = json_string(text);
+    size_t bytes = string != NULL ? json_dumpb(string, small, sizeof small, flags) : 0;
+    char *large = NULL;
+    if (bytes > sizeof small)
+        large = json_dumps(string, flags);
+    json_decref(string);
+    if (s->st == ST_OK && (bytes == 0 || (bytes > sizeof small && large == NULL)))
+        s->st = text_is_utf8(text) ? FAIL(MEMORY, "out of memory while making JSON")
+                                   : FAIL(INVALID, "text that is not UTF-8 cannot be JSON");
+    put(s, large != NULL ? large : small, bytes);
+    free(large);
+}
+
+void json_stream_key(struct json_stream *s, const char *key)
+{
+    separate(s);
+    quoted(s, key);
+    put(s, ": ", 2);
+    s->after_key = true;
+}
+
+void json_stream_string(struct json_stream *s, const char *text)
+{
+    before_value(s);
+    quoted(s, text);
+}
+
+/* As jansson writes it: a whole number keeps ".0", an exponent has no "+" and no leading zero. */
+void json_stream_real(struct json_stream *s, double value)
+{
+    char text[40];
+    ASSERT(isfinite(value));
+    snprintf(text, sizeof text, "%.17g", value);
+    size_t mantissa = strcspn(text, "e");
+    before_value(s);
+    put(s, text, mantissa);
+    if (text[mantissa] == '\0') {
+        if (strchr(text, '.') == NULL)
+            put(s, ".0", 2);
+        return;
+    }
+    const char *exponent = text + mantissa + 1;
+    put(s, "e-", *exponent == '-' ? 2 : 1);
+    exponent += strspn(exponent, "+-0");
+    put(s, exponent, strlen(exponent));
+}
+
+enum status json_stream_write(struct json_stream *s, const char *path)
+{
+    ASSERT(s->depth == 0);
+    put(s, "\n", 1);
+    enum status st = s->st;
+    if (st == ST_OK)
+        st = file_write(path, s->data, s->bytes);
+    mem_free(&s->data);
+    *s = (struct json_stream){0};
     return st;
 }
 

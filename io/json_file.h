@@ -9,6 +9,8 @@
 #ifndef IO_JSON_FILE_H
 #define IO_JSON_FILE_H
 
+#include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 #include "engine/base/status.h"
@@ -37,6 +39,39 @@ MUST_CHECK enum status json_file_hash(uint64_t *content_hash, const char *path);
  * Return: ST_OK; ST_IO, then the file is as before; ST_MEMORY.
  */
 MUST_CHECK enum status json_file_write(const char *path, const struct json_t *root);
+
+/*
+ * Writing without a tree: the file is what json_file_write() makes of the tree with these values,
+ * for lists of answers that would be a million nodes. A failure is kept, and what follows does
+ * nothing, so that only the end is asked. Initialise with {0}.
+ */
+enum { JSON_STREAM_DEPTH = 8 };
+struct json_stream {
+    char *data; /* owned until the end */
+    size_t bytes, capacity;
+    int depth;
+    bool used[JSON_STREAM_DEPTH + 1]; /* this level has an element */
+    bool after_key;                   /* a value is due */
+    enum status st;
+};
+
+/** json_stream_open() - begin an object ('{') or an array ('['). */
+void json_stream_open(struct json_stream *s, char bracket);
+/** json_stream_close() - end what was begun last, with its bracket. */
+void json_stream_close(struct json_stream *s, char bracket);
+/** json_stream_key() - a key; its value comes next. */
+void json_stream_key(struct json_stream *s, const char *key);
+/** json_stream_string() - UTF-8 text. */
+void json_stream_string(struct json_stream *s, const char *text);
+/** json_stream_real() - a finite number. */
+void json_stream_real(struct json_stream *s, double value);
+
+/**
+ * json_stream_write() - the end, when all is closed: write the file and release the memory.
+ *
+ * Return: ST_OK; ST_IO, then the file is as before; ST_MEMORY; ST_INVALID: text was not UTF-8.
+ */
+MUST_CHECK enum status json_stream_write(struct json_stream *s, const char *path);
 
 /**
  * json_text() - a tree in one line, ASCII, as short as it gets.
