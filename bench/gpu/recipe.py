@@ -35,7 +35,7 @@ import runs  # noqa: E402
 
 CONFIG = "configs/minilm-squad.yaml"
 LENGTH, STRIDE = 384, 128
-GLOBAL_BATCH, MAX_MICRO_BATCH, EVAL_BATCH = 32, 16, 64
+GLOBAL_BATCH, MAX_MICRO_BATCH, EVAL_BATCH = 32, 32, 64
 
 
 def read_questions(path):
