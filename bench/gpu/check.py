@@ -9,6 +9,8 @@ usage: bench/gpu/check.py [--gpus N] [--budget SECONDS] [--only WORD]... [--out 
            overlap on and off, graphs on and off, any prefetch, recomputation, a second run, and a
            traced run; with one micro-batch a step and with two; on 1, 2, 4, ... GPUs
   curve    bf16 stays within a band of the CPU's fp32 curve over 300 steps of real questions
+  resume   steps, a checkpoint, a resume and steps again = the steps at one go, to the last bit;
+           on another world and stage nearly; the best weights exported answer as they did
   memory   what the driver says is taken = context + libraries + communicator + arena + graphs +
            set-up; nothing grows from step 2 to the end
 
@@ -83,12 +85,16 @@ class Check:
         if self.args.out:
             runs.write_json(self.args.out, {"card": self.card, "rows": self.rows})
 
-    def train(self, config=SMALL, ranks=1, device=None, timeout=120, trace=False, **sets):
-        """A run on @ranks GPUs, or on the CPU."""
-        device = device or self.args.device
+    def new_folder(self):
         with self.lock:
             self.number += 1
-            folder = os.path.join(self.folder, f"run{self.number}")
+            return os.path.join(self.folder, f"run{self.number}")
+
+    def train(self, config=SMALL, ranks=1, device=None, timeout=120, trace=False, folder=None,
+              **sets):
+        """A run on @ranks GPUs, or on the CPU."""
+        device = device or self.args.device
+        folder = folder or self.new_folder()
         sets.setdefault("data__cache_dir", self.cache)
         options = ["--trace", folder + ".json"] if trace else []
         if device == "cpu":
@@ -248,6 +254,61 @@ class Check:
                  f"{len(got)} runs of {len(first)} records are equal" if good
                  else "not as stage 0: " + "; ".join(differ) if differ else "nothing was recorded")
 
+    # ---- resume ----
+
+    # An epoch has 5 steps here: the checkpoint lies in the second, with dropout and accumulation.
+    RESUME = dict(train__steps=10, data__max_train_samples=40, train__micro_batch=2,
+                  train__grad_accum=2, checkpoint__every=6, checkpoint__keep=0,
+                  checkpoint__keep_best="f1", checkpoint__export_best=True, eval__every=3,
+                  data__eval="data/squad/xquad.en.json.gz", data__max_eval_samples=24)
+    def resume(self, pool):
+        for world in sorted({1, self.worlds()[-1]}):
+            for stage in (0, 3) if world > 1 else (0,):
+                job = pool.submit(self.resumed, world, stage)
+                yield lambda job=job, world=world, stage=stage: \
+                    self.compare_resumed(f"resume: {world} GPU{'s' * (world > 1)}, stage {stage}", job)
+
+    def resumed(self, world, stage):
+        """The run at one go, from its checkpoint, and from it elsewhere; what its export answers."""
+        folder = self.new_folder()
+        share = dict(self.RESUME, train__grad_accum=4 // world or 1, train__micro_batch=1) \
+            if world > 1 else self.RESUME
+        whole = self.train(ranks=world, folder=folder, train__zero_stage=stage, **share)
+        if whole is None or not whole.ok:
+            return [whole], None
+        from_step = os.path.join(folder, "checkpoints", "step-00000006")
+        same = self.train(ranks=world, train__zero_stage=stage, checkpoint__resume=from_step, **share)
+        other = self.train(ranks=1, train__zero_stage=0 if stage else 1,
+                           checkpoint__resume=from_step,
+                           **dict(share, train__grad_accum=4, train__micro_batch=1))
+        evaluated = subprocess.run(
+            runs.tessera() + ["eval", "--model", os.path.join(folder, "model"), "--data",
+                              os.path.join(runs.ROOT, share["data__eval"]), "--max-samples", "24",
+                              "--device", self.args.device, "--set", "eval.micro_batch=8",
+                              "--output-dir", folder + "-eval"],
+            cwd=runs.ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        return [whole, same, other], evaluated
+
+    def compare_resumed(self, claim, job):
+        got, evaluated = job.result()
+        if not self.usable(claim, got):
+            return
+        whole, same, other = ([s for s in r.steps if s["step"] > 6] for r in got)
+        equal = len(whole) == 4 and [(s["loss"], s["grad_norm"]) for s in same] == \
+            [(s["loss"], s["grad_norm"]) for s in whole]
+        far = max((relative(a["loss"], b["loss"]) for a, b in zip(whole, other)),
+                  default=float("inf")) if len(other) == 4 else float("inf")
+        best = max(e["f1"] for e in got[0].evaluations)
+        text = evaluated.stdout.decode("utf-8", "replace")
+        found = re.findall(r'"f1": *([0-9.]+)', text)
+        band = CURVE_BAND["bf16" if self.args.device == "cuda" else "auto"]
+        good = equal and far <= band and found and relative(float(found[-1]), best) < 1e-9
+        self.row(claim, "PASS" if good else "FAIL",
+                 f"4 steps after the resume {'equal' if equal else 'NOT equal'}; on 1 rank at another "
+                 f"stage losses differ by up to {far:.1e} (band {band:.0e}); best F1 "
+                 f"{best:.4f}, exported {found[-1] if found else 'none'}",
+                 "" if good else text[-2000:])
+
     # ---- curve ----
 
     # More questions than the steps use, and a moderate rate: training that neither memorises nor
@@ -344,9 +405,9 @@ class Check:
             if self.wanted("tests") and self.args.device == "cuda":
                 self.tests()
             reports = {name: list(getattr(self, name)(pool))
-                       for name in ("curve", "fp32", "memory", "bits", "sanitizer")
+                       for name in ("curve", "fp32", "memory", "bits", "resume", "sanitizer")
                        if self.wanted(name)}
-            for name in ("memory", "bits", "fp32", "curve", "sanitizer"):
+            for name in ("memory", "bits", "resume", "fp32", "curve", "sanitizer"):
                 for report in reports.get(name, []):
                     report()
         self.finish()
@@ -379,7 +440,7 @@ def main():
     p.add_argument("--gpus", type=int, default=runs.gpu_count(), help="use so many (all)")
     p.add_argument("--budget", type=float, default=330, help="seconds; later claims are skipped")
     p.add_argument("--only", action="append", metavar="WORD",
-                   help="tests, fp32, bits, curve, memory or sanitizer; repeatable")
+                   help="tests, fp32, bits, resume, curve, memory or sanitizer; repeatable")
     p.add_argument("--out", metavar="FILE", help="write the rows as JSON")
     p.add_argument("--device", choices=("cuda", "cpu"), default="cuda",
                    help="cpu: try this script without a GPU, with --gpus as ranks")
