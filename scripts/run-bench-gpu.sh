@@ -6,7 +6,7 @@
 #     check      right on GPUs, memory of the card                 bench/gpu/check.py
 #     ops        single ops and their floors                       bench/cuda_ops
 #     steps      step times at all stages, all GPUs                bench/gpu/steps.py
-#     one        the same on one GPU
+#     one        the same on one GPU, also with full sequences of 384 tokens
 #     breakdown  where a step's time goes: traces, and kernels through CUPTI
 #     variants   windows, updates, GEMM plan, collectives left out
 #     recipe     a whole fine-tuning; TRAIN="FILE..." EVAL=FILE name the questions
@@ -93,6 +93,7 @@ part_steps() {
 part_one() {
     # shellcheck disable=SC2086
     steps one $cells --gpus 1 --stages 0 --padded --peers "$(peers one,one-c,one-graphs)"
+    steps full large:64 --gpus 1 --stages 0 --full --peers "$(peers one-c)"
 }
 
 part_breakdown() {

@@ -1,10 +1,12 @@
 """One PyTorch training step to measure Tessera against. Started by steps.py under torchrun.
 
-usage: torchrun ... peer.py MODEL:SEQUENCES STRATEGY FOLDER
+usage: torchrun ... peer.py MODEL:SEQUENCES STRATEGY FOLDER [full]
 
 It builds and warms up, then measures whenever steps.py asks: a file FOLDER/go.N holds a number of
 steps; rank 0 answers with FOLDER/done.N (JSON). FOLDER/stop ends it. While it waits the GPU idles,
 so that several of these and Tessera can be measured in turn on the same cards.
+
+With "full" all sequences have 384 tokens, and there is no mask.
 
 Strategies (bf16, SDPA attention, fused AdamW, clipping at 1.0, dropout on, sequences padded to 384
 with an attention mask, batches on the GPU beforehand):
@@ -17,6 +19,7 @@ with an attention mask, batches on the GPU beforehand):
 """
 import json
 import os
+import subprocess
 import sys
 import time
 
@@ -81,18 +84,22 @@ def build(name, strategy, local, mesh):
     return model, step
 
 
-def make_batches(sequences, vocab, rank, device):
-    """Token ids at random, lengths as of SQuAD's windows: about 175 of 384 in the mean."""
+def make_batches(sequences, vocab, rank, device, full):
+    """Token ids at random, lengths as of SQuAD's windows (about 175 of 384 in the mean), or full."""
     g = torch.Generator().manual_seed(1000 + rank)
     out, real = [], 0
     for _ in range(BATCHES):
         ids = torch.randint(1000, vocab, (sequences, LENGTH), generator=g)
         lengths = torch.exp(torch.randn(sequences, generator=g) * 0.4 + 5.05).clamp(40, LENGTH)
+        if full:
+            lengths.fill_(LENGTH)
         mask = (torch.arange(LENGTH)[None] < lengths.long()[:, None]).long()
         real += int(mask.sum())
         start = torch.randint(0, 40, (sequences,), generator=g)
-        batch = {"input_ids": ids, "token_type_ids": torch.zeros_like(ids), "attention_mask": mask,
+        batch = {"input_ids": ids, "token_type_ids": torch.zeros_like(ids),
                  "start_positions": start, "end_positions": start}
+        if not full:
+            batch["attention_mask"] = mask
         out.append({k: v.to(device) for k, v in batch.items()})
     return out, real / BATCHES
 
@@ -127,8 +134,21 @@ def measure(step, batches, count):
     torch.cuda.synchronize()
     ms = (time.perf_counter() - begin) / count * 1e3
     value = float(loss.detach())
+    process = process_gib()
     torch.cuda.empty_cache()  # others have their turn on this card
-    return ms, value
+    return ms, value, process
+
+
+def process_gib():
+    """What the driver says that this process has of the card; None if it does not say."""
+    try:
+        out = subprocess.run(["nvidia-smi", "--query-compute-apps=pid,used_memory",
+                              "--format=csv,noheader,nounits"], stdout=subprocess.PIPE, text=True,
+                             timeout=20).stdout
+        rows = dict(line.split(", ") for line in out.splitlines() if ", " in line)
+        return int(rows[str(os.getpid())]) / 1024
+    except (OSError, KeyError, ValueError, subprocess.TimeoutExpired):
+        return None
 
 
 def main():
@@ -143,7 +163,8 @@ def main():
     mesh = init_device_mesh("cuda", (world,))
     begin = time.time()
     model, step = build(name, strategy, local, mesh)
-    batches, real = make_batches(int(sequences), model.config.vocab_size, rank, device)
+    batches, real = make_batches(int(sequences), model.config.vocab_size, rank, device,
+                                 sys.argv[4:] == ["full"])
     for i in range(WARM):
         step(batches[i % BATCHES])
     torch.cuda.synchronize()
@@ -155,10 +176,10 @@ def main():
                                  "real_tokens": real})
     number = 1
     while (count := wait_for(folder, number)) > 0:
-        ms, loss = measure(step, batches, count)
+        ms, loss, process = measure(step, batches, count)
         if rank == 0:
             answer(folder, f"done.{number}", {
-                "ms": ms, "loss": loss,
+                "ms": ms, "loss": loss, "process_gib": process,
                 "reserved_gib": torch.cuda.max_memory_reserved() / 2**30})
         number += 1
     dist.destroy_process_group()

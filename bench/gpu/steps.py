@@ -9,7 +9,8 @@ GPUs, while rounds of (every Tessera stage, every peer) are measured one after t
 the median over the rounds, and their spread.
 
 Tessera trains on windows of real questions, packed; the peers on sequences of like lengths, padded
-to 384, as their users do. --padded adds rows of Tessera with padding. Both report the mean over
+to 384, as their users do. --padded adds rows of Tessera with padding; --full gives both sequences of
+384 tokens, and Tessera's rows the rate of their operations. Both report the mean over
 `--steps` steps without a host synchronisation between them: metrics.jsonl has the time from report
 to report, and the host, one step ahead, only waits for the GPU.
 
@@ -42,7 +43,7 @@ STAGE_OF = {"ddp": 0, "zero1": 1, "fsdp2": 2, "fsdp3": 3, "one": 0}
 class Peer:
     """A PyTorch job that measures when asked (peer.py)."""
 
-    def __init__(self, cell, strategy, world, folder, port):
+    def __init__(self, cell, strategy, world, folder, port, full):
         self.strategy, self.folder, self.number = strategy, folder, 0
         os.makedirs(folder)
         self.log = open(os.path.join(folder, "log"), "wb")
@@ -51,7 +52,8 @@ class Peer:
                    TOKENIZERS_PARALLELISM="false")
         self.process = subprocess.Popen(
             [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={world}",
-             f"--master-port={port}", os.path.join(HERE, "peer.py"), cell, strategy, folder],
+             f"--master-port={port}", os.path.join(HERE, "peer.py"), cell, strategy, folder] +
+            (["full"] if full else []),
             stdout=self.log, stderr=subprocess.STDOUT, env=env)
         self.about = None
 
@@ -95,6 +97,7 @@ class Peer:
 
 
 SIZES = {"base": (768, 12, 3072), "large": (1024, 24, 4096)}
+LENGTH = 384
 
 
 def start_weights(name, args):
@@ -109,6 +112,28 @@ def start_weights(name, args):
     return folder
 
 
+def full_questions(sequences, args):
+    """A file whose windows are all full, and as many as fill whole batches."""
+    path = os.path.join(args.folder, f"full-{sequences}.json")
+    if not os.path.exists(path):
+        # 3 tokens and the question's 2 are not text; windows overlap by 128.
+        context = "a " * (LENGTH - 5 + (LENGTH - 5 - 128) * 20)
+        ask = [{"id": f"q{i}", "question": "a a", "answers": [{"text": "a", "answer_start": 2 * i}]}
+               for i in range(sequences * args.gpus)]
+        paragraphs = [{"context": context.strip(), "qas": ask}]
+        with open(path, "w", encoding="utf-8") as f:
+            json.dump({"version": "1.1", "data": [{"title": "full", "paragraphs": paragraphs}]}, f)
+    return path
+
+
+def operations(cell):
+    """Of a GPU's matrix products in a step of full sequences: weights six times, scores twelve."""
+    name, sequences = cell.split(":")
+    hidden, layers, ffn = SIZES[name]
+    tokens = int(sequences) * LENGTH
+    return tokens * layers * (6 * (4 * hidden * hidden + 2 * hidden * ffn) + 12 * hidden * LENGTH)
+
+
 def tessera(cell, stage, args, folder, padded=False):
     """One run; what a round records, or None."""
     name, sequences = cell.split(":")
@@ -116,6 +141,8 @@ def tessera(cell, stage, args, folder, padded=False):
             "train__steps": args.warm + args.steps, "train__timeout_s": 60,
             "model__init_from": start_weights(name, args),
             "data__cache_dir": os.path.join(args.folder, "features")}
+    if args.full:
+        sets["data__train"] = full_questions(int(sequences), args)
     sets.update(item.split("=", 1) for item in args.set)
     options = ["--padded"] if padded else []
     config = f"bench/gpu/bert-{name}.yaml"
@@ -135,10 +162,14 @@ def tessera(cell, stage, args, folder, padded=False):
     tokens = [s["tokens"] for s in run.steps[args.warm:]]
     sequences_done = sum(s["sequences"] for s in run.steps[args.warm:])
     card = run.summary.get("card_bytes", {})
+    if args.full and set(tokens) != {int(sequences) * LENGTH * args.gpus}:
+        sys.exit(f"windows of --full are not full: {sorted(set(tokens))} tokens a step")
     return {"ms": statistics.fmean(ms), "median_ms": statistics.median(ms),
             "per_s": sequences_done / sum(ms) * 1e3, "tokens": statistics.fmean(tokens),
             "skipped": run.summary["skipped"], "seconds": run.seconds,
             "gib": run.summary["bytes_per_rank"]["arena"] / 2**30, "card": card,
+            "process_gib": card["all"] / 2**30 if "all" in card else None,
+            "tflops": operations(cell) / statistics.fmean(ms) / 1e9 if args.full else None,
             "loss": run.steps[-1]["loss"]}
 
 
@@ -146,7 +177,7 @@ def start_peers(cell, args, folder):
     peers = []
     for i, strategy in enumerate(args.peers):
         peers.append(Peer(cell, strategy, args.gpus, os.path.join(folder, strategy),
-                          29600 + os.getpid() % 1000 + i))
+                          29600 + os.getpid() % 1000 + i, args.full))
     ready = []
     end = time.time() + args.start_limit
     for p in peers:
@@ -196,8 +227,9 @@ def table(cell, got, gpus):
     """Markdown; the last column compares Tessera with the fastest peer of the same stage."""
     name, sequences = cell.split(":")
     lines = [f"### BERT-{name}, {sequences} sequences a GPU, {gpus} GPU{'s' * (gpus > 1)}", "",
-             "| program | ms a step | lowest - highest | sequences/s | GiB (arena; reserved) | against the fastest "
-             "PyTorch of the stage, of all |", "|---|---|---|---|---|---|"]
+             "| program | ms a step | lowest - highest | sequences/s | GiB (arena; reserved) | GiB of the "
+             "process | against the fastest PyTorch of the stage, of all |",
+             "|---|---|---|---|---|---|---|"]
     mid = {k: statistics.median(r["ms"] for r in v) for k, v in got.items()}
     speed = {k: statistics.median(r["per_s"] for r in v) for k, v in got.items()}
     peers = [k for k in got if not k.startswith("Tessera")]
@@ -208,8 +240,13 @@ def table(cell, got, gpus):
             ratio = (f"{speed[k] / max(same):.2f} x, " if same else "") + \
                 f"{speed[k] / max(speed[p] for p in peers):.2f} x"
         ms = [r["ms"] for r in got[k]]
+        process = [r["process_gib"] for r in got[k] if r.get("process_gib") is not None]
+        rate = got[k][0].get("tflops")
+        if rate:
+            ratio = f"{rate:.0f} TFLOP/s; {ratio}"
         lines.append(f"| {k} | {mid[k]:.2f} | {min(ms):.2f} - {max(ms):.2f} | {speed[k]:.0f} | "
-                     f"{max(r['gib'] for r in got[k]):.2f} | {ratio} |")
+                     f"{max(r['gib'] for r in got[k]):.2f} | "
+                     f"{f'{max(process):.2f}' if process else '-'} | {ratio} |")
     return "\n".join(lines)
 
 
@@ -226,6 +263,7 @@ def main():
                    help="Tessera draws its weights itself, which takes longer")
     p.add_argument("--warm", type=int, default=12, help="Tessera's steps before them")
     p.add_argument("--padded", action="store_true", help="Tessera with padding too")
+    p.add_argument("--full", action="store_true", help="all sequences of 384 tokens")
     p.add_argument("--trace", metavar="FOLDER", help="keep a trace of each cell and stage")
     p.add_argument("--set", action="append", default=[], metavar="KEY=VALUE",
                    help="of Tessera's configuration; repeatable")
