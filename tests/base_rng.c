@@ -8,43 +8,89 @@
 static void philox_gives_the_published_known_answers(void **state)
 {
     (void)state;
-    /* The three philox4x32-10 vectors of the Random123 distribution: counter, key, result. */
+    /* The philox4x32-7 and -10 vectors of the Random123 distribution: counter, key, results. */
     static const struct {
         uint32_t c[4];
         uint64_t key;
-        uint32_t want[4];
+        uint32_t seven[4], ten[4];
     } cases[] = {
-        {{0, 0, 0, 0}, 0, {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}},
+        {{0, 0, 0, 0},
+         0,
+         {0x5f6fb709, 0x0d893f64, 0x4f121f81, 0x4f730a48},
+         {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}},
         {{0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff},
          0xffffffffffffffff,
+         {0x5207ddc2, 0x45165e59, 0x4d8ee751, 0x8c52f662},
          {0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd}},
         {{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344},
          0x299f31d0a4093822,
+         {0x4dfccaba, 0x190a87f0, 0xc47362ba, 0xb6b5242a},
          {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const uint32_t *c = cases[i].c;
         struct philox r = philox4x32(cases[i].key, c[0], c[1], c[2], c[3]);
-        assert_memory_equal(r.word, cases[i].want, sizeof r.word);
+        assert_memory_equal(r.word, cases[i].ten, sizeof r.word);
+        r = philox4x32_rounds(7, cases[i].key, c[0], c[1], c[2], c[3]);
+        assert_memory_equal(r.word, cases[i].seven, sizeof r.word);
     }
 }
 
-static void lanes_are_low_and_high_halves_in_word_order(void **state)
+static void lanes_are_15_bits_of_low_and_high_halves_in_word_order(void **state)
 {
     (void)state;
-    struct philox r = {{0x11110000, 0x33332222, 0x55554444, 0x77776666}};
+    struct philox r = {{0x11110000, 0x33332222, 0xd555c444, 0xffff6666}};
     static const uint32_t want[8] = {0x0000, 0x1111, 0x2222, 0x3333,
-                                     0x4444, 0x5555, 0x6666, 0x7777};
+                                     0x4444, 0x5555, 0x6666, 0x7fff};
     for (int i = 0; i < 8; i++)
-        assert_int_equal(philox_lane(r, i), want[i]);
+        assert_int_equal(dropout_lane(r, i), want[i]);
 }
 
 static void dropout_thresholds_round_to_the_nearest_lane(void **state)
 {
     (void)state;
     assert_int_equal(dropout_threshold(0.0f), 0);
-    assert_int_equal(dropout_threshold(0.1f), 6554); /* 6553.6 */
-    assert_int_equal(dropout_threshold(0.5f), 32768);
+    assert_int_equal(dropout_threshold(0.1f), 3277); /* 3276.8 */
+    assert_int_equal(dropout_threshold(0.5f), 16384);
+    assert_int_equal(dropout_threshold(nextafterf(1.0f, 0.0f)), 32767);
+}
+
+/* The factors of all lanes add to their number: what is kept is scaled to the exact expectation. */
+static void dropout_scales_to_the_exact_expectation(void **state)
+{
+    (void)state;
+    for (int i = 0; i <= 1000; i++) {
+        uint32_t threshold = dropout_threshold((float)i / 1001.0f);
+        double sum = (32768.0 - threshold) * (double)dropout_scale(threshold);
+        assert_true(fabs(sum - 32768.0) <= 32768.0 * 0x1p-24);
+    }
+}
+
+/* Pearson's statistic of all 32768 lanes, and of neighbours' decisions, of counters in order. */
+static void dropout_lanes_are_even_and_neighbours_independent(void **state)
+{
+    (void)state;
+    enum { CALLS = 1 << 19, LANES = DROPOUT_LANE + 1 };
+    static uint32_t count[LANES];
+    uint32_t threshold = dropout_threshold(0.1f), last = 0;
+    double both = 0, dropped = 0, n = 8.0 * CALLS;
+    for (uint32_t call = 0; call < CALLS; call++) {
+        struct philox r = philox4x32_rounds(7, 42, 7, 3 << 8, call >> 12, call & 0xFFF);
+        for (int i = 0; i < 8; i++) {
+            uint32_t lane = dropout_lane(r, i), drop = lane < threshold;
+            count[lane]++;
+            dropped += drop;
+            both += drop & last;
+            last = drop;
+        }
+    }
+    double square = 0, expected = n / LANES, p = threshold / 32768.0;
+    for (int i = 0; i < LANES; i++)
+        square += (count[i] - expected) * (count[i] - expected) / expected;
+    /* Five standard deviations: chi-square of k degrees has mean k and variance 2 k. */
+    assert_true(fabs(square - (LANES - 1)) < 5 * sqrt(2.0 * LANES));
+    assert_true(fabs(dropped - n * p) < 5 * sqrt(n * p * (1 - p)));
+    assert_true(fabs(both - n * p * p) < 5 * sqrt(n * p * p * (1 - p * p) + 2 * n * p * p * p));
 }
 
 static void name_keys_are_fnv_1a(void **state)
@@ -210,8 +256,10 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(philox_gives_the_published_known_answers),
-        cmocka_unit_test(lanes_are_low_and_high_halves_in_word_order),
+        cmocka_unit_test(lanes_are_15_bits_of_low_and_high_halves_in_word_order),
         cmocka_unit_test(dropout_thresholds_round_to_the_nearest_lane),
+        cmocka_unit_test(dropout_scales_to_the_exact_expectation),
+        cmocka_unit_test(dropout_lanes_are_even_and_neighbours_independent),
         cmocka_unit_test(name_keys_are_fnv_1a),
         cmocka_unit_test(any_range_of_a_tensor_equals_that_part_of_the_whole),
         cmocka_unit_test(elements_beyond_32_bits_of_quads_differ),

@@ -1,13 +1,21 @@
 /*
  * engine/base/rng.h - counter-based random numbers, the same on CPU and GPU.
  *
- * Philox4x32-10 turns (key, counter) into four 32-bit words. Nothing is stored, so a value depends
+ * Philox4x32 turns (key, counter) into four 32-bit words. Nothing is stored, so a value depends
  * only on what it is for, never on rank, world size, packing, stage, recompute or resume:
  *
- *   dropout   key = seed, counter = (step, layer << 8 | site, global sample, element / 8);
- *             eight 16-bit lanes a call: lane i is the low (i even) or high (i odd) half of word
- *             i / 2; an element is kept if its lane >= round(p * 65536)
- *   weights   key = seed, counter = (element / 4, high word, FNV-1a 64 of the tensor's name)
+ *   dropout   seven rounds, key = seed, counter = (step, layer << 8 | site, global sample,
+ *             element / 8); eight lanes of 15 bits a call: lane i is the low (i even) or high
+ *             (i odd) half of word i / 2 without its upper bit; an element is kept if its lane
+ *             >= t = round(p * 32768), and what is kept is scaled by 32768 / (32768 - t), so that
+ *             its expectation is exact
+ *   weights   ten rounds, key = seed, counter = (element / 4, high word, FNV-1a 64 of the
+ *             tensor's name)
+ *   shuffles  ten rounds, see rng_below()
+ *
+ * Seven rounds are the fewest that pass the source's batteries of tests, ten are its margin of
+ * safety; dropout decides on up to 10^10 elements a step, so it has what it needs and no more.
+ * 15 bits have the order of half-precision numbers: a GPU compares two lanes with one instruction.
  *
  * Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC11, table 2.
  */
@@ -30,12 +38,14 @@ struct philox {
     uint32_t word[4];
 };
 
-/** philox4x32() - ten rounds over counter (c0..c3) with a 64-bit key. */
-HOST_DEVICE static inline struct philox philox4x32(uint64_t key, uint32_t c0, uint32_t c1,
-                                                   uint32_t c2, uint32_t c3)
+enum { DROPOUT_ROUNDS = 7, DROPOUT_LANE = 0x7FFF /* its bits */ };
+
+/** philox4x32_rounds() - @rounds rounds over counter (c0..c3) with a 64-bit key. */
+HOST_DEVICE static inline struct philox philox4x32_rounds(int rounds, uint64_t key, uint32_t c0,
+                                                          uint32_t c1, uint32_t c2, uint32_t c3)
 {
     uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
-    for (int round = 0; round < 10; round++) {
+    for (int round = 0; round < rounds; round++) {
         uint64_t p0 = (uint64_t)0xD2511F53u * c0, p1 = (uint64_t)0xCD9E8D57u * c2;
         uint32_t n0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0, n2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
         c1 = (uint32_t)p1;
@@ -53,16 +63,30 @@ HOST_DEVICE static inline struct philox philox4x32(uint64_t key, uint32_t c0, ui
     return out;
 }
 
-/** philox_lane() - the i-th of eight 16-bit lanes. */
-HOST_DEVICE static inline uint32_t philox_lane(struct philox r, int i)
+/** philox4x32() - the same with ten rounds. */
+HOST_DEVICE static inline struct philox philox4x32(uint64_t key, uint32_t c0, uint32_t c1,
+                                                   uint32_t c2, uint32_t c3)
 {
-    return (r.word[i >> 1] >> (16 * (i & 1))) & 0xFFFFu;
+    return philox4x32_rounds(10, key, c0, c1, c2, c3);
 }
 
-/** dropout_threshold() - lanes below it are dropped; @p in [0, 1). */
+/** dropout_lane() - the i-th of the eight lanes of a call. */
+HOST_DEVICE static inline uint32_t dropout_lane(struct philox r, int i)
+{
+    return (r.word[i >> 1] >> (16 * (i & 1))) & (uint32_t)DROPOUT_LANE;
+}
+
+/** dropout_threshold() - lanes below it are dropped; @p in [0, 1). One lane at least is kept. */
 HOST_DEVICE static inline uint32_t dropout_threshold(float p)
 {
-    return (uint32_t)(p * 65536.0f + 0.5f);
+    uint32_t threshold = (uint32_t)(p * 32768.0f + 0.5f);
+    return threshold < (uint32_t)DROPOUT_LANE ? threshold : (uint32_t)DROPOUT_LANE;
+}
+
+/** dropout_scale() - the factor of kept elements: 1 over the share of lanes that are kept. */
+HOST_DEVICE static inline float dropout_scale(uint32_t threshold)
+{
+    return 32768.0f / (float)(32768u - threshold);
 }
 
 /** rng_name_key() - FNV-1a 64 of a tensor name. */

@@ -300,11 +300,11 @@ __device__ static inline float quad_sum(float x)
 
 /*
  * Philox for one sample, of which only the last counter word, the group of eight elements, changes:
- * four of the twenty multiplications and most of three rounds are done once.
+ * four of the fourteen multiplications and most of three rounds are done once.
  */
 struct keep_start {
     bool on;        /* false: everything is kept */
-    uint32_t limit; /* threshold << 16, less 1: kept is what is greater */
+    uint32_t limit; /* threshold << 17, less 1: kept is what is greater */
     uint32_t k0, k1;
     uint32_t c2, d0, e0, e1, e2; /* the parts of rounds 1, 2 and 3 that do not change */
 };
@@ -319,7 +319,7 @@ __device__ static inline struct keep_start keep_start(const struct dropout_key &
 {
     struct keep_start x;
     x.on = key.on && key.threshold > 0;
-    x.limit = (key.threshold << 16) - 1;
+    x.limit = (key.threshold << 17) - 1;
     x.k0 = (uint32_t)key.seed;
     x.k1 = (uint32_t)(key.seed >> 32);
     uint32_t a0 = __umulhi(PHILOX_M1, sample) ^ key.layer_site ^ x.k0, a1 = PHILOX_M1 * sample;
@@ -343,7 +343,7 @@ __device__ static inline struct philox keep_words(const struct keep_start &x, ui
     c1 = x.e1;
     uint32_t c2 = (uint32_t)(p0 >> 32) ^ x.e2, c3 = (uint32_t)p0;
 #pragma unroll
-    for (uint32_t round = 3; round < 10; round++) {
+    for (uint32_t round = 3; round < DROPOUT_ROUNDS; round++) {
         p0 = (uint64_t)PHILOX_M0 * c0;
         p1 = (uint64_t)PHILOX_M1 * c2;
         c0 = (uint32_t)(p1 >> 32) ^ c1 ^ (x.k0 + round * PHILOX_W0);
@@ -359,7 +359,7 @@ __device__ static inline struct philox keep_words(const struct keep_start &x, ui
 __device__ static inline bool keep_lane(const struct keep_start &x, const struct philox &r, int n,
                                         int e)
 {
-    return (e ? r.word[n] : r.word[n] << 16) > x.limit;
+    return r.word[n] << (e ? 1 : 17) > x.limit;
 }
 
 /* The group of query @i and keys @j .. @j + 7 of this head; @j a multiple of 8. */

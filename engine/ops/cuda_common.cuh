@@ -222,26 +222,14 @@ template <int THREADS> __device__ inline float row_sum(float x)
 __device__ static inline struct philox dropout_words(const struct dropout_key &m, uint32_t sample,
                                                      uint32_t group)
 {
-    return philox4x32(m.seed, m.step, m.layer_site, sample, group);
+    return philox4x32_rounds(DROPOUT_ROUNDS, m.seed, m.step, m.layer_site, sample, group);
 }
 
-/* philox_lane() with selects in place of an indexed read, which would go through local memory. */
-__device__ static inline uint32_t dropout_lane(const struct philox &r, uint32_t i)
+/* dropout_lane() with selects in place of an indexed read, which would go through local memory. */
+__device__ static inline uint32_t selected_lane(const struct philox &r, uint32_t i)
 {
     uint32_t low = i & 2 ? r.word[1] : r.word[0], high = i & 2 ? r.word[3] : r.word[2];
-    return ((i & 4 ? high : low) >> (16 * (i & 1))) & 0xFFFFu;
-}
-
-/* Bit i set: the i-th of the eight elements of this group is kept. */
-__device__ static inline uint32_t dropout_bits(const struct dropout_key &m, uint32_t sample,
-                                               uint32_t group)
-{
-    struct philox r = dropout_words(m, sample, group);
-    uint32_t bits = 0;
-#pragma unroll
-    for (uint32_t i = 0; i < 8; i++)
-        bits |= (dropout_lane(r, i) >= m.threshold ? 1u : 0u) << i;
-    return bits;
+    return ((i & 4 ? high : low) >> (16 * (i & 1))) & DROPOUT_LANE;
 }
 
 /* One element, for code that has no neighbours at hand. */
@@ -249,7 +237,7 @@ __device__ static inline bool dropout_keeps(const struct dropout_key &m, uint32_
                                             uint64_t element)
 {
     struct philox r = dropout_words(m, sample, (uint32_t)(element / 8));
-    return dropout_lane(r, (uint32_t)(element % 8)) >= m.threshold;
+    return selected_lane(r, (uint32_t)(element % 8)) >= m.threshold;
 }
 
 /* Do not keep round keys in registers (see forget() above). */
@@ -270,10 +258,10 @@ __device__ inline void dropout_apply(float (&x)[W], const struct dropout_key &m,
     struct philox r = dropout_words(m, sample, (uint32_t)(first / 8));
 #pragma unroll
     for (uint32_t i = 0; i < W; i++) {
-        bool keep = dropout_lane(r, (uint32_t)(first % 8) + i) >= m.threshold;
-        /* A whole group needs no lane cut out: both sides stand in the upper half of a word. */
+        bool keep = selected_lane(r, (uint32_t)(first % 8) + i) >= m.threshold;
+        /* A whole group needs no lane cut out: both sides stand in the upper bits of a word. */
         if constexpr (W == 8)
-            keep = (i % 2 ? r.word[i / 2] : r.word[i / 2] << 16) >= m.threshold << 16;
+            keep = r.word[i / 2] << (i % 2 ? 1 : 17) >= m.threshold << 17;
         x[i] = keep ? x[i] * m.scale : 0.0f;
     }
 }

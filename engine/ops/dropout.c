@@ -13,7 +13,7 @@ enum { GROUPS = 8, BLOCK = 8 * GROUPS }; /* Philox calls at once, elements of th
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "lane i of a call is its i-th half word");
 
-/* philox4x32() for eight counters that differ in c3 only, side by side in vector registers. */
+/* philox4x32_rounds() for eight counters that differ in c3 only, side by side in registers. */
 LANES_INLINE void philox_groups(uint32_t word[GROUPS][4], const struct dropout_key *k,
                                 uint32_t sample, uint32_t first_group)
 {
@@ -25,7 +25,7 @@ LANES_INLINE void philox_groups(uint32_t word[GROUPS][4], const struct dropout_k
         c2[g] = sample;
         c3[g] = first_group + g;
     }
-    for (int round = 0; round < 10; round++) {
+    for (int round = 0; round < DROPOUT_ROUNDS; round++) {
         for (int g = 0; g < GROUPS; g++) {
             uint64_t p0 = (uint64_t)0xD2511F53u * c0[g], p1 = (uint64_t)0xCD9E8D57u * c2[g];
             c0[g] = (uint32_t)(p1 >> 32) ^ c1[g] ^ k0;
@@ -54,7 +54,7 @@ static void block_factors_plain(float *out, const struct dropout_key *k, uint32_
     philox_groups(word, k, sample, first_group);
     memcpy(lane, word, sizeof lane);
     for (int i = 0; i < BLOCK; i++)
-        out[i] = lane[i] >= threshold ? scale : 0.0f;
+        out[i] = (lane[i] & DROPOUT_LANE) >= threshold ? scale : 0.0f;
 }
 
 #ifdef HAVE_AVX2_PATH
@@ -88,6 +88,7 @@ AVX2 static inline __m256i low_halves(__m256i a, __m256i b)
 /* Eight factors of the eight half words of one group. */
 AVX2 static inline void group_factors(float *out, __m128i lane, __m256i threshold, __m256 scale)
 {
+    lane = _mm_and_si128(lane, _mm_set1_epi16(DROPOUT_LANE));
     __m256i drop = _mm256_cmpgt_epi32(threshold, _mm256_cvtepu16_epi32(lane));
     _mm256_storeu_ps(out, _mm256_andnot_ps(_mm256_castsi256_ps(drop), scale));
 }
@@ -115,7 +116,7 @@ AVX2 static void block_factors_avx2(float *out, const struct dropout_key *k, uin
         c[i].c2 = _mm256_set1_epi64x(sample);
         c[i].c3 = _mm256_set_epi64x(g + 3, g + 2, g + 1, g);
     }
-    for (int round = 0; round < 10; round++) {
+    for (int round = 0; round < DROPOUT_ROUNDS; round++) {
         __m256i key0 = _mm256_set1_epi64x(k0), key1 = _mm256_set1_epi64x(k1);
         philox4_round(&c[0], key0, key1);
         philox4_round(&c[1], key0, key1);

@@ -1,9 +1,9 @@
 /*
  * engine/ops/dropout.h - which elements dropout keeps, and dropout as an op of its own.
  *
- * engine/base/rng.h gives the counters. The factor of an element is 0 or 1 / (1 - p); it is
- * computed where it is needed, forward and backward, and never stored between them. Where a norm or
- * attention stands beside dropout it is a part of that op; where nothing does:
+ * engine/base/rng.h gives the counters. The factor of an element is 0 or 1 / (1 - p), with p in
+ * steps of 2^-15; it is computed where it is needed, forward and backward, and never stored between
+ * them. Where a norm or attention stands beside dropout it is a part of that op; where nothing does:
  *
  *     out[t, c] = factor x[t, c],  element = position * C + c
  *
@@ -37,7 +37,7 @@ HOST_DEVICE static inline struct dropout_key dropout_key(struct dropout d)
     k.step = k.on ? (uint32_t)d.state->host.step : 0;
     k.layer_site = d.layer_site;
     k.threshold = dropout_threshold(d.p);
-    k.scale = 1.0f / (1.0f - d.p);
+    k.scale = dropout_scale(k.threshold);
     return k;
 }
 

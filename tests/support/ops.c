@@ -395,8 +395,9 @@ double op_dropout_factor(float p, enum dropout_site site, int32_t sample, int64_
     if (p <= 0.0f)
         return 1.0;
     struct philox r =
-        philox4x32(STATE_SEED, STATE_STEP, (uint32_t)STATE_LAYER << 8 | (uint32_t)site,
-                   (uint32_t)sample, (uint32_t)(element / 8));
-    bool keep = philox_lane(r, (int)(element % 8)) >= dropout_threshold(p);
-    return keep ? 1.0 / (1.0 - (double)p) : 0.0;
+        philox4x32_rounds(7, STATE_SEED, STATE_STEP, (uint32_t)STATE_LAYER << 8 | (uint32_t)site,
+                          (uint32_t)sample, (uint32_t)(element / 8));
+    uint32_t threshold = dropout_threshold(p);
+    bool keep = dropout_lane(r, (int)(element % 8)) >= threshold;
+    return keep ? 32768.0 / (32768.0 - threshold) : 0.0;
 }

@@ -128,7 +128,7 @@ void op_empty_batch(struct op_test *t, struct op_batch *b);
 const struct step_state *op_state(struct op_test *t, float inv_count);
 /** op_dropout() - site and layer 3 with the state of op_state(); p = 0: none. */
 struct dropout op_dropout(struct op_test *t, float p, enum dropout_site site);
-/** op_dropout_factor() - 0 or 1 / (1 - p) for one element, straight from Philox. */
+/** op_dropout_factor() - 0 or 1 / (1 - p), p as rounded, for one element, straight from Philox. */
 double op_dropout_factor(float p, enum dropout_site site, int32_t sample, int64_t element);
 
 C_END
