@@ -24,18 +24,29 @@ enum {
     GATHER,
     REDUCE,
     COMMS,
+    CALL = COMMS, /* among the jobs; those below are the communicators' aborts */
+    JOBS,
     CAUSE_BYTES = 1024,
     WHY_BYTES = 120,
     CAUSE_WAIT_MS = 1000, /* a peer's cause may come a little later than what it leads to */
-    CLOSE_WAIT_MS = 10000
+    CLOSE_WAIT_MS = 10000,
+    POLL_NS = 2 * 1000 * 1000
 };
 
-/* NCCL calls that may block for ever run in a thread of their own, so that this rank can give up on
- * them. They then stay behind, and so does what they use. */
+/*
+ * NCCL calls that may block for ever run in a thread of their own, so that this rank can give up on
+ * them. They then stay behind, and so does what they use.
+ *
+ * The rank's own thread starts one CALL at a time: open, register, deregister, destroy. An abort
+ * may be started beside it, by any thread, so each communicator's abort has a job of its own,
+ * started at most once. It frees the communicator, and so first waits for the CALL that uses it,
+ * even one that was given up on: a CALL runs while no collective is in flight, so no kernel waits
+ * meanwhile for the abort. Once aborts have begun (`ended`), no CALL starts.
+ */
 struct job {
     struct nccl_comm *comm;
     void (*run)(struct job *job);
-    int which;      /* communicator, where the job is about one */
+    int which;      /* GATHER or REDUCE: the communicator to abort; CALL */
     enum status st; /* with the message, which is a thread's own */
     char message[CAUSE_BYTES];
     atomic_bool running; /* its thread may still use this and the communicator */
@@ -47,7 +58,7 @@ struct nccl_comm {
     struct rendezvous *rv;   /* borrowed; NULL with one rank */
     ncclComm_t comms[COMMS]; /* owned */
     ncclUniqueId id;
-    struct job jobs[COMMS];
+    struct job jobs[JOBS];
     bool wants_windows;
     void *window;                   /* owned, the block of comm_memory_open(); NULL: no window */
     size_t window_size;             /* its bytes */
@@ -123,16 +134,36 @@ static enum status job_wait(struct nccl_comm *n, int which, int64_t wait_ms, boo
                         (double)wait_ms / 1000.0);
         if (check && n->rv != NULL)
             TRY(rendezvous_check(n->rv));
-        nanosleep(&(struct timespec){.tv_nsec = 2 * 1000 * 1000}, NULL);
+        nanosleep(&(struct timespec){.tv_nsec = POLL_NS}, NULL);
     }
     if (job->st != ST_OK)
         status_set_message(job->message);
     return job->st;
 }
 
+/* Start the next CALL. ST_COMM: the communicators are being aborted, or one that was given up on
+ * still has them. */
+static enum status call_start(struct nccl_comm *n, void (*run)(struct job *job))
+{
+    enum status st = ST_OK;
+    pthread_mutex_lock(&n->lock);
+    if (n->ended)
+        st = FAIL(COMM, "%s", n->cause);
+    else if (atomic_load(&n->jobs[CALL].running))
+        st = FAIL(COMM, "rank %d: the NCCL call before this one has not ended", n->base.rank);
+    else
+        st = job_start(n, CALL, run);
+    pthread_mutex_unlock(&n->lock);
+    return st;
+}
+
 static void run_abort(struct job *job)
 {
-    job->st = NCCL(ncclCommAbort(job->comm->comms[job->which]));
+    struct nccl_comm *n = job->comm;
+    while (atomic_load(&n->jobs[CALL].running))
+        nanosleep(&(struct timespec){.tv_nsec = POLL_NS}, NULL);
+    if (n->comms[job->which] != NULL) /* opening it may have failed */
+        job->st = NCCL(ncclCommAbort(n->comms[job->which]));
 }
 
 static void run_destroy(struct job *job)
@@ -207,7 +238,7 @@ static bool note_failure(struct nccl_comm *n, enum status st, const char *cause)
 static void start_aborts(struct nccl_comm *n)
 {
     for (int i = 0; i < COMMS; i++)
-        if (n->comms[i] != NULL && job_start(n, i, run_abort) != ST_OK)
+        if (job_start(n, i, run_abort) != ST_OK)
             log_debug("nccl", "%s", status_message());
 }
 
@@ -215,7 +246,7 @@ static bool jobs_end(struct nccl_comm *n, int64_t wait_ms)
 {
     bool ended = true;
     int64_t end = socket_clock_ms() + wait_ms;
-    for (int i = 0; i < COMMS; i++) {
+    for (int i = 0; i < JOBS; i++) {
         int64_t left = end - socket_clock_ms();
         if (job_wait(n, i, left > 0 ? left : 0, false, "an NCCL call") == ST_TIMEOUT)
             ended = false;
@@ -445,8 +476,8 @@ static enum status window_alloc(struct nccl_comm *n, size_t bytes)
 /* All ranks together. What ends the others' waits too is a failure; the rest means no window. */
 static enum status window_register(struct nccl_comm *n)
 {
-    TRY(job_start(n, 0, run_register));
-    return job_wait(n, 0, n->base.timeout_ms, true, "registering symmetric windows");
+    TRY(call_start(n, run_register));
+    return job_wait(n, CALL, n->base.timeout_ms, true, "registering symmetric windows");
 }
 
 static void window_free(struct nccl_comm *n)
@@ -469,8 +500,8 @@ static enum status window_open(struct nccl_comm *n, size_t bytes, bool *all, cha
         return st;
     TRY(all_can(n, st, all, why));
     if (!*all) { /* those that could take it back */
-        TRY(job_start(n, 0, run_deregister));
-        return job_wait(n, 0, n->base.timeout_ms, true, "taking back symmetric windows");
+        TRY(call_start(n, run_deregister));
+        return job_wait(n, CALL, n->base.timeout_ms, true, "taking back symmetric windows");
     }
     TRY(device_memory_used(n->device, &after));
     n->base.window_bytes = after > before ? after - before : 0;
@@ -514,8 +545,8 @@ static void memory_close(struct comm *comm, struct device *device, void **memory
     *memory = NULL;
     if (stream_sync(&device->streams[STREAM_COMPUTE]) != ST_OK || failure(n) != ST_OK)
         return;
-    if (job_start(n, 0, run_deregister) == ST_OK &&
-        job_wait(n, 0, CLOSE_WAIT_MS, false, "taking back symmetric windows") == ST_OK)
+    if (call_start(n, run_deregister) == ST_OK &&
+        job_wait(n, CALL, CLOSE_WAIT_MS, false, "taking back symmetric windows") == ST_OK)
         window_free(n);
     else
         log_debug("nccl", "%s", status_message());
@@ -549,12 +580,12 @@ static void close_comm(struct comm *comm)
     n->device->watch = NULL;
     n->device->watch_context = NULL;
     pthread_mutex_lock(&n->lock);
-    bool healthy = !n->ended;
+    bool healthy = !n->ended && !atomic_load(&n->jobs[CALL].running);
     n->ended = true;
     pthread_mutex_unlock(&n->lock);
     /* A peer that ended early can make it wait, so this too has a limit. */
-    if (healthy && job_start(n, 0, run_destroy) == ST_OK &&
-        job_wait(n, 0, CLOSE_WAIT_MS, false, "closing NCCL's communicators") != ST_OK)
+    if (healthy && job_start(n, CALL, run_destroy) == ST_OK &&
+        job_wait(n, CALL, CLOSE_WAIT_MS, false, "closing NCCL's communicators") != ST_OK)
         log_warn("nccl", "%s (is a captured graph still open?)", status_message());
     release(n);
 }
@@ -595,8 +626,8 @@ out:
 static enum status connect_all(struct nccl_comm *n)
 {
     TRY(share_id(n));
-    TRY(job_start(n, 0, run_open));
-    return job_wait(n, 0, n->base.timeout_ms, true, "setting up NCCL's communicators");
+    TRY(call_start(n, run_open));
+    return job_wait(n, CALL, n->base.timeout_ms, true, "setting up NCCL's communicators");
 }
 
 enum status nccl_comm_open(struct comm **out, struct device *device, int rank, int world_size,
@@ -619,9 +650,7 @@ enum status nccl_comm_open(struct comm **out, struct device *device, int rank, i
         snprintf(cause, sizeof cause, "%s", status_message());
         if (n->rv != NULL)
             rendezvous_abort(n->rv, cause);
-        /* An opening that did not end has the communicators; otherwise those that stand go. */
-        if (!atomic_load(&n->jobs[0].running))
-            start_aborts(n);
+        start_aborts(n); /* of those that stand, once the opening has ended */
         release(n);
         status_set_message(cause);
         return status_trace(st, __FILE__, __LINE__);
