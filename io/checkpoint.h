@@ -321,12 +321,14 @@ struct checkpoint_found {
 };
 
 /**
- * checkpoint_find_latest() - the newest complete checkpoint; each damaged one is logged once, as a
- * warning. Nothing is changed; "latest" is not consulted.
+ * checkpoint_find_latest() - the newest complete checkpoint of a step below @below; each damaged
+ * one on the way is logged as a warning. Nothing is changed; "latest" is not consulted.
+ * @below: INT64_MAX, or the step of one whose values turned out to be damaged.
  *
  * Return: ST_OK, also for none; ST_IO (@dir is unreadable); ST_MEMORY.
  */
-MUST_CHECK enum status checkpoint_find_latest(struct checkpoint_found *found, const char *dir);
+MUST_CHECK enum status checkpoint_find_latest(struct checkpoint_found *found, const char *dir,
+                                              int64_t below);
 
 /**
  * checkpoint_remove_old() - keep the newest @keep complete checkpoints (>= 1) and @keep_path.

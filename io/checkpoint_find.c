@@ -128,7 +128,7 @@ void checkpoint_list_release(struct checkpoint_list *list)
     memset(list, 0, sizeof *list);
 }
 
-enum status checkpoint_find_latest(struct checkpoint_found *found, const char *dir)
+enum status checkpoint_find_latest(struct checkpoint_found *found, const char *dir, int64_t below)
 {
     enum status st;
     struct scan s = {0};
@@ -137,13 +137,15 @@ enum status checkpoint_find_latest(struct checkpoint_found *found, const char *d
     TRY_GOTO(st, out, scan_dir(&s, dir));
     for (int i = s.count; i-- > 0;) {
         struct checkpoint_entry entry;
+        if (s.items[i].step >= below)
+            continue;
         TRY_GOTO(st, out, look_at(&entry, &s, i));
         if (entry.status == ST_OK) {
             memcpy(found->path, entry.path, sizeof found->path);
             found->step = entry.step;
             break;
         }
-        log_warn("checkpoint", "passed over: %s", entry.problem);
+        log_warn("checkpoint", "passing over %s: %s", entry.path, entry.problem);
         found->damaged++;
     }
 out:

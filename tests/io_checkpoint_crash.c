@@ -114,7 +114,7 @@ static int mark_of(const char *path)
 static struct checkpoint_found latest(const struct fixture *f)
 {
     struct checkpoint_found found;
-    assert_ok(checkpoint_find_latest(&found, f->dir));
+    assert_ok(checkpoint_find_latest(&found, f->dir, INT64_MAX));
     return found;
 }
 
@@ -319,7 +319,7 @@ static void b74_what_cannot_be_read_is_not_taken_for_nothing(void **state)
     assert_ok(save(f->dir, 5, 5));
     for (readable_entries = 0; readable_entries < 3;) {
         int entries = readable_entries;
-        enum status st = checkpoint_find_latest(&found, f->dir);
+        enum status st = checkpoint_find_latest(&found, f->dir, INT64_MAX);
         readable_entries = entries;
         assert_fails(st, ST_IO, "cannot be read to its end");
         assert_int_equal(found.step, -1);

@@ -215,7 +215,7 @@ static void check_none_is_damaged(const char *dir)
 static void find(struct checkpoint_found *found, int *mark, const struct scenario *s,
                  const char *dir, int calls)
 {
-    assert_ok(checkpoint_find_latest(found, dir));
+    assert_ok(checkpoint_find_latest(found, dir, INT64_MAX));
     *mark = found->step >= 0 ? mark_of(found->path) : -1;
     if (found->damaged == 0 && found->step >= promised_step(s, calls) &&
         (found->step < 0 || may_be(s, calls, found->step, *mark)))
@@ -246,7 +246,7 @@ static void check_state(struct scenario *s, int calls, struct disk_choices *choi
         check_users_files(dir);
     if (s->states % 8 == 0) { /* and saving goes on */
         save(dir, found.step + 1, 77);
-        assert_ok(checkpoint_find_latest(&again, dir));
+        assert_ok(checkpoint_find_latest(&again, dir, INT64_MAX));
         assert_int_equal(again.step, found.step + 1);
         assert_int_equal(mark_of(again.path), 77);
     }

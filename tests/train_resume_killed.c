@@ -49,7 +49,7 @@ static int64_t wait_for_save(const struct run_config *c, pid_t pid, int64_t befo
     snprintf(dir, sizeof dir, "%s/checkpoints", c->output.dir);
     do {
         sleep_ms(5);
-        assert_ok(checkpoint_find_latest(&found, dir));
+        assert_ok(checkpoint_find_latest(&found, dir, INT64_MAX));
         assert_int_equal(found.damaged, 0);
         if (pid != 0 && waitpid(pid, &status, WNOHANG) != 0)
             fail_msg("the program ended with %d", status);

@@ -170,41 +170,19 @@ static enum status load_agreed(struct trainer *t, const char *path)
 
 /* ---- the latest ------------------------------------------------------------------------------ */
 
-/* Rank 0's list of candidates; the others get one path after the other. */
-struct search {
-    struct checkpoint_list list;
-    int next;    /* from the newest on; -1 when none is left */
-    int damaged; /* passed over so far */
-};
-
-/* The next complete one in @path, or "". */
-static void next_candidate(struct search *s, char path[CHECKPOINT_PATH_BYTES])
-{
-    path[0] = '\0';
-    while (s->next >= 0 && path[0] == '\0') {
-        const struct checkpoint_entry *e = &s->list.entries[s->next--];
-        if (e->status == ST_OK) {
-            snprintf(path, CHECKPOINT_PATH_BYTES, "%s", e->path);
-            continue;
-        }
-        log_warn("checkpoint", "passing over %s: %s", e->path, e->problem);
-        s->damaged++;
-    }
-}
-
 /* Damage shows only when the values are read; what is of another run is not passed over. */
 static bool is_damage(enum status st)
 {
     return st == ST_CORRUPT || st == ST_IO;
 }
 
-static enum status none_left(const struct trainer *t, const struct search *s, const char *dir)
+static enum status none_left(const struct trainer *t, int damaged, const char *dir)
 {
-    if (s->damaged > 0)
+    if (damaged > 0)
         return FAIL(CORRUPT,
                     "%s: all %d checkpoints are damaged; `tessera checkpoint verify` says how. To "
                     "start anew, give another output.dir",
-                    dir, s->damaged);
+                    dir, damaged);
     if (t->config->checkpoint.resume_or_start)
         return ST_OK;
     return FAIL(INVALID,
@@ -212,38 +190,30 @@ static enum status none_left(const struct trainer *t, const struct search *s, co
                 dir);
 }
 
-static enum status load_latest(struct trainer *t, struct search *s, const char *dir, bool *resumed)
+/* Rank 0 looks for candidates, and the others get one path after the other. */
+static enum status resume_latest(struct trainer *t, bool *resumed)
 {
-    char path[CHECKPOINT_PATH_BYTES];
+    char dir[CHECKPOINT_PATH_BYTES];
+    struct checkpoint_found found = {.step = INT64_MAX};
+    int damaged = 0;
+    TRY(checkpoint_folder(dir, sizeof dir, t->config));
     for (;;) {
-        next_candidate(s, path);
-        TRY(comm_share(t->comm, path, CHECKPOINT_PATH_BYTES));
-        if (path[0] == '\0')
-            return comm_agree(t->comm, t->comm->rank == 0 ? none_left(t, s, dir) : ST_OK);
-        enum status st = load_agreed(t, path);
+        enum status st = ST_OK;
+        if (t->comm->rank == 0)
+            st = checkpoint_find_latest(&found, dir, found.step);
+        TRY(comm_agree(t->comm, st));
+        TRY(comm_share(t->comm, found.path, sizeof found.path));
+        damaged += found.damaged;
+        if (found.path[0] == '\0')
+            return comm_agree(t->comm, t->comm->rank == 0 ? none_left(t, damaged, dir) : ST_OK);
+        st = load_agreed(t, found.path);
         *resumed = st == ST_OK;
         if (!is_damage(st))
             return st;
-        s->damaged++;
+        damaged++;
         if (t->comm->rank == 0)
-            log_warn("checkpoint", "passing over %s: %s", path, status_message());
+            log_warn("checkpoint", "passing over %s: %s", found.path, status_message());
     }
-}
-
-static enum status resume_latest(struct trainer *t, bool *resumed)
-{
-    enum status st = ST_OK;
-    char dir[CHECKPOINT_PATH_BYTES];
-    struct search s = {.next = -1};
-    TRY_GOTO(st, out, checkpoint_folder(dir, sizeof dir, t->config));
-    if (t->comm->rank == 0)
-        st = checkpoint_list(&s.list, dir);
-    TRY_GOTO(st, out, comm_agree(t->comm, st));
-    s.next = s.list.count - 1;
-    TRY_GOTO(st, out, load_latest(t, &s, dir, resumed));
-out:
-    checkpoint_list_release(&s.list);
-    return st;
 }
 
 enum status checkpoint_resume(struct trainer *t, bool *resumed)
