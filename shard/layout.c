@@ -61,14 +61,6 @@ int layout_segments(const struct layout *layout, int unit, int64_t first, int64_
     return count;
 }
 
-int64_t layout_padded_numel(const struct layout *layout)
-{
-    int64_t total = 0;
-    for (int i = 0; i < layout->unit_count; i++)
-        total += layout->units[i].padded_numel;
-    return total;
-}
-
 /* FNV-1a over 64-bit words: small, and the same on every machine. */
 static uint64_t mix(uint64_t h, uint64_t word)
 {
@@ -91,16 +83,4 @@ uint64_t layout_fingerprint(const struct layout *layout)
     for (int i = 0; i < layout->unit_count; i++)
         h = mix(h, (uint64_t)layout->units[i].shard_numel);
     return h;
-}
-
-int64_t layout_state_bytes(const struct layout *layout, int zero_stage, enum dtype param,
-                           enum dtype grad)
-{
-    ASSERT(zero_stage >= 0 && zero_stage <= 3);
-    int64_t padded = layout_padded_numel(layout);
-    int64_t shard = padded / layout->world_size;
-    int64_t param_bytes = (int64_t)dtype_bytes(param), grad_bytes = (int64_t)dtype_bytes(grad);
-    return param_bytes * (zero_stage >= 3 ? shard : padded) +
-           grad_bytes * (zero_stage >= 2 ? shard : padded) +
-           12 * (zero_stage >= 1 ? shard : padded);
 }

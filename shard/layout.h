@@ -10,7 +10,7 @@
  * Pure arithmetic: no communication, no device memory; safe from any thread. All ranks build it
  * from the same inputs and compare layout_fingerprint() once, at start.
  *
- * Sources: ZeRO, arXiv:1910.02054, Fig. 1 (bytes per stage); FSDP, arXiv:2304.11277 (units).
+ * Sources: ZeRO, arXiv:1910.02054; FSDP, arXiv:2304.11277 (units).
  */
 #ifndef SHARD_LAYOUT_H
 #define SHARD_LAYOUT_H
@@ -18,8 +18,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "engine/base/arena.h"
-#include "engine/base/tensor.h"
+#include "engine/base/status.h"
 
 C_BEGIN
 
@@ -74,22 +73,8 @@ MUST_CHECK enum status layout_build(struct layout *layout, const struct layout_p
 int layout_segments(const struct layout *layout, int unit, int64_t first, int64_t numel,
                     struct layout_segment *out);
 
-/** layout_padded_numel() - elements of all flat parameters together, padding included. */
-int64_t layout_padded_numel(const struct layout *layout);
-
 /** layout_fingerprint() - a hash that is equal on two ranks if their layouts are. */
 uint64_t layout_fingerprint(const struct layout *layout);
-
-/**
- * layout_state_bytes() - planned bytes per rank: parameters, gradients, optimizer state.
- * @zero_stage: 0..3 (asserted).
- *
- * P padded elements, N ranks, p and g bytes a parameter and gradient, 12 bytes of fp32 master
- * weight, m and v (ZeRO Fig. 1, K = 12). Stage 0: (p+g+12)P, 1: (p+g)P + 12P/N, 2: pP + (g+12)P/N,
- * 3: (p+g+12)P/N. Units in flight are not included.
- */
-int64_t layout_state_bytes(const struct layout *layout, int zero_stage, enum dtype param,
-                           enum dtype grad);
 
 C_END
 

@@ -89,14 +89,6 @@ int64_t model_total_numel(const struct model *m)
     return total;
 }
 
-int model_find_param(const struct model *m, const char *name)
-{
-    for (int i = 0; i < m->param_count; i++)
-        if (strcmp(m->params[i].name, name) == 0)
-            return i;
-    return -1;
-}
-
 int model_find_tensor(const struct model *m, const char *name)
 {
     for (int i = 0; i < m->tensor_count; i++)

@@ -183,8 +183,7 @@ int64_t model_unit_numel(const struct model *m, int unit);
 /** model_total_numel() - parameters as people count them: no padding, frozen ones included. */
 int64_t model_total_numel(const struct model *m);
 
-/** model_find_param(), model_find_tensor() - index of the one with this name; -1: none. */
-int model_find_param(const struct model *m, const char *name);
+/** model_find_tensor() - index of the one with this name; -1: none. */
 int model_find_tensor(const struct model *m, const char *name);
 
 /**

@@ -64,15 +64,6 @@ static int64_t rows_of(const struct batch_layout *l, const struct feature *f)
     return l->padded_length > 0 ? l->padded_length : f->token_count;
 }
 
-int64_t batch_rows(const struct batch_layout *l, const struct feature_set *set,
-                   const int32_t *features, int64_t count)
-{
-    int64_t rows = 0;
-    for (int64_t i = 0; i < count; i++)
-        rows += rows_of(l, &set->features[features[i]]);
-    return rows;
-}
-
 int64_t batch_fill(const struct batch_layout *l, void *block, int index,
                    const struct feature_set *set, const int32_t *features, int64_t count,
                    int32_t *scratch)

@@ -50,10 +50,6 @@ int64_t batch_fill(const struct batch_layout *l, void *block, int index,
  */
 struct sequences batch_view(const struct batch_layout *l, void *block, int index, int64_t rows);
 
-/** batch_rows() - rows that features with these lengths take. */
-int64_t batch_rows(const struct batch_layout *l, const struct feature_set *set,
-                   const int32_t *features, int64_t count);
-
 C_END
 
 #endif
