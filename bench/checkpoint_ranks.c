@@ -26,6 +26,7 @@
 #include <unistd.h>
 #include <zstd.h>
 
+#include "engine/base/clock.h"
 #include "engine/base/file.h"
 #include "engine/base/log.h"
 #include "engine/base/out.h"
@@ -290,7 +291,7 @@ static enum status obey(void *context, struct trainer *t)
         struct order o = {.kind = ORDER_END};
         if (t->comm->rank == 0)
             read_order(&o);
-        TRY(trainer_share(t, &o, sizeof o)); /* here the others wait for rank 0 to read */
+        TRY(comm_share(t->comm, &o, sizeof o)); /* here the others wait for rank 0 to read */
         if (o.kind == ORDER_END)
             return ST_OK;
         if (o.kind == ORDER_SAVE)

@@ -1,21 +1,20 @@
 #include "comm/fault.h"
 
-#include <errno.h>
 #include <pthread.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #include "engine/base/arena.h"
+#include "engine/base/clock.h"
+#include "engine/base/monitor.h"
 
 struct fault_comm {
     struct comm base;
     struct comm *inner; /* owned */
     struct fault_plan plan;
     int64_t count;
-    pthread_mutex_t mutex;
-    pthread_cond_t changed; /* on CLOCK_MONOTONIC */
+    struct monitor monitor;
     bool aborted;
 };
 
@@ -27,15 +26,11 @@ static struct fault_comm *fault_of(struct comm *comm)
 /* Blocks for @ms, or until comm_abort() on this rank. */
 static void sleep_or_abort(struct fault_comm *f, int64_t ms)
 {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    int64_t ns = t.tv_nsec + ms % 1000 * 1000000;
-    t.tv_sec += (time_t)(ms / 1000 + ns / 1000000000);
-    t.tv_nsec = (long)(ns % 1000000000);
-    pthread_mutex_lock(&f->mutex);
-    while (!f->aborted && pthread_cond_timedwait(&f->changed, &f->mutex, &t) != ETIMEDOUT)
-        ;
-    pthread_mutex_unlock(&f->mutex);
+    int64_t until_ns = clock_ns() + ms * 1000000;
+    pthread_mutex_lock(&f->monitor.mutex);
+    while (!f->aborted && monitor_wait(&f->monitor, until_ns))
+        continue;
+    pthread_mutex_unlock(&f->monitor.mutex);
 }
 
 /* Count a collective and do what comes before it. @what: FAULT_DROP and FAULT_CORRUPT are left to
@@ -159,10 +154,10 @@ static void fault_memory_close(struct comm *comm, struct device *device, void **
 static void fault_abort(struct comm *comm, const char *cause)
 {
     struct fault_comm *f = fault_of(comm);
-    pthread_mutex_lock(&f->mutex);
+    pthread_mutex_lock(&f->monitor.mutex);
     f->aborted = true;
-    pthread_cond_broadcast(&f->changed);
-    pthread_mutex_unlock(&f->mutex);
+    pthread_cond_broadcast(&f->monitor.changed);
+    pthread_mutex_unlock(&f->monitor.mutex);
     comm_abort(f->inner, cause);
 }
 
@@ -170,8 +165,7 @@ static void fault_close(struct comm *comm)
 {
     struct fault_comm *f = fault_of(comm);
     comm_close(&f->inner);
-    pthread_cond_destroy(&f->changed);
-    pthread_mutex_destroy(&f->mutex);
+    monitor_release(&f->monitor);
     mem_free(&f);
 }
 
@@ -189,25 +183,6 @@ static const struct comm_ops fault_ops = {
     .close = fault_close,
 };
 
-static enum status sync_init(struct fault_comm *f)
-{
-    pthread_condattr_t attr;
-    if (pthread_condattr_init(&attr) != 0)
-        return FAIL(SYSTEM, "pthread_condattr_init failed");
-    int rc = pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    if (rc == 0)
-        rc = pthread_cond_init(&f->changed, &attr);
-    pthread_condattr_destroy(&attr);
-    if (rc != 0)
-        return FAIL(SYSTEM, "cannot make a condition variable: %s", strerror(rc));
-    rc = pthread_mutex_init(&f->mutex, NULL);
-    if (rc != 0) {
-        pthread_cond_destroy(&f->changed);
-        return FAIL(SYSTEM, "cannot make a mutex: %s", strerror(rc));
-    }
-    return ST_OK;
-}
-
 enum status fault_comm_open(struct comm **out, struct comm *inner, struct fault_plan plan)
 {
     *out = NULL;
@@ -220,7 +195,7 @@ enum status fault_comm_open(struct comm **out, struct comm *inner, struct fault_
     f->base.ops = &fault_ops;
     f->inner = inner;
     f->plan = plan;
-    enum status st = sync_init(f);
+    enum status st = monitor_init(&f->monitor);
     if (st != ST_OK) {
         mem_free(&f);
         return st;

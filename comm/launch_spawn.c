@@ -14,6 +14,7 @@
 #include "comm/launch.h"
 #include "comm/socket.h"
 #include "engine/base/arena.h"
+#include "engine/base/clock.h"
 #include "engine/base/log.h"
 
 extern char **environ;
@@ -247,7 +248,7 @@ static void rank_ended(struct spawn *s, int rank, int how)
         s->exit_code = s->told > 0 && code == 128 + SIGUSR1 ? 128 + s->told : code;
     if (s->mpi)
         return;
-    s->deadline = socket_clock_ms() + s->grace_ms * (s->stopping ? STOP_FACTOR : 1);
+    s->deadline = clock_ms() + s->grace_ms * (s->stopping ? STOP_FACTOR : 1);
     const char *others = s->live > 0 ? "; the other ranks are ended" : "";
     if (s->stopping)
         log_info("launch", "rank %d stopped with exit code %d", rank, code);
@@ -294,7 +295,7 @@ static void escalate(struct spawn *s)
                      s->terminated ? "killed" : "terminated");
     signal_all(s, s->terminated ? SIGKILL : SIGTERM);
     s->terminated = true;
-    s->deadline = socket_clock_ms() + (s->grace_ms + 1) / 2;
+    s->deadline = clock_ms() + (s->grace_ms + 1) / 2;
 }
 
 static void watch_over(struct spawn *s, const sigset_t *signals)
@@ -303,7 +304,7 @@ static void watch_over(struct spawn *s, const sigset_t *signals)
         reap(s);
         if (s->live == 0)
             return;
-        int64_t wait_ms = 1000, now = socket_clock_ms();
+        int64_t wait_ms = 1000, now = clock_ms();
         if (s->deadline > 0) {
             if (now >= s->deadline)
                 escalate(s);

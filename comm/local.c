@@ -101,7 +101,7 @@ static void local_close(struct comm *comm)
         (void)ring_complete(c, me->posted - 1);
     me->closed = true;
     w->closed_count++;
-    pthread_cond_broadcast(&w->changed);
+    pthread_cond_broadcast(&w->monitor.changed);
     ring_unlock(w);
     mem_free(&c);
 }
@@ -122,25 +122,6 @@ static const struct comm_ops local_ops = {
 
 /* ---- opening -------------------------------------------------------------------------------- */
 
-static enum status sync_init(struct local_world *w)
-{
-    pthread_condattr_t attr;
-    if (pthread_condattr_init(&attr) != 0)
-        return FAIL(SYSTEM, "pthread_condattr_init failed");
-    int rc = pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    if (rc == 0)
-        rc = pthread_cond_init(&w->changed, &attr);
-    pthread_condattr_destroy(&attr);
-    if (rc != 0)
-        return FAIL(SYSTEM, "cannot make a condition variable: %s", strerror(rc));
-    rc = pthread_mutex_init(&w->mutex, NULL);
-    if (rc != 0) {
-        pthread_cond_destroy(&w->changed);
-        return FAIL(SYSTEM, "cannot make a mutex: %s", strerror(rc));
-    }
-    return ST_OK;
-}
-
 enum status local_world_open(struct local_world **out, int world_size, int64_t timeout_ms)
 {
     struct local_world *w = NULL;
@@ -154,7 +135,7 @@ enum status local_world_open(struct local_world **out, int world_size, int64_t t
     w->world_size = world_size;
     w->timeout_ms = timeout_ms;
     TRY_GOTO(st, out, mem_alloc(&w->rank, (size_t)world_size * sizeof *w->rank));
-    TRY_GOTO(st, out, sync_init(w));
+    TRY_GOTO(st, out, monitor_init(&w->monitor));
     *out = w;
     return ST_OK;
 out:
@@ -168,8 +149,7 @@ void local_world_close(struct local_world **world)
     struct local_world *w = *world;
     if (w == NULL)
         return;
-    pthread_cond_destroy(&w->changed);
-    pthread_mutex_destroy(&w->mutex);
+    monitor_release(&w->monitor);
     mem_free(&w->rank);
     mem_free(world);
 }

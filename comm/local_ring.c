@@ -1,9 +1,9 @@
 #include "comm/local_ring.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
+
+#include "engine/base/clock.h"
 
 enum {
     SUM_BLOCK = 2048, /* fp32 summed at a time: 8 KiB, stays in the first cache */
@@ -14,13 +14,13 @@ static const char *const kind_names[] = {"all_gather", "reduce_scatter", "broadc
 
 void ring_lock(struct local_world *w)
 {
-    int rc = pthread_mutex_lock(&w->mutex);
+    int rc = pthread_mutex_lock(&w->monitor.mutex);
     ASSERT(rc == 0);
 }
 
 void ring_unlock(struct local_world *w)
 {
-    int rc = pthread_mutex_unlock(&w->mutex);
+    int rc = pthread_mutex_unlock(&w->monitor.mutex);
     ASSERT(rc == 0);
 }
 
@@ -52,7 +52,7 @@ static void wait_for_copies(struct local_world *w)
 {
     ASSERT(w->failure != ST_OK); /* only then is the end of the last copy told */
     while (w->copying > 0)
-        pthread_cond_wait(&w->changed, &w->mutex);
+        pthread_cond_wait(&w->monitor.changed, &w->monitor.mutex);
 }
 
 static void fail(struct local_world *w, enum status st, const char *cause)
@@ -61,7 +61,7 @@ static void fail(struct local_world *w, enum status st, const char *cause)
         return;
     w->failure = st;
     snprintf(w->cause, sizeof w->cause, "%s", cause);
-    pthread_cond_broadcast(&w->changed);
+    pthread_cond_broadcast(&w->monitor.changed);
 }
 
 void ring_fail(struct local_world *w, enum status st, const char *cause)
@@ -207,24 +207,11 @@ bool ring_read_next(struct local_comm *c)
     me->read++;
     slot->reads++;
     if (ring_all_read(w, n) || (w->failure != ST_OK && w->copying == 0))
-        pthread_cond_broadcast(&w->changed);
+        pthread_cond_broadcast(&w->monitor.changed);
     return true;
 }
 
 /* ---- waiting -------------------------------------------------------------------------------- */
-
-static struct timespec deadline_after(int64_t ms)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    t.tv_sec += (time_t)(ms / 1000);
-    t.tv_nsec += (long)(ms % 1000) * 1000000;
-    if (t.tv_nsec >= 1000000000) {
-        t.tv_sec++;
-        t.tv_nsec -= 1000000000;
-    }
-    return t;
-}
 
 /* A rank that has closed its communicator will never post @n. */
 static bool peer_left(const struct local_world *w, uint64_t n)
@@ -240,17 +227,17 @@ bool ring_complete(struct local_comm *c, uint64_t n)
 {
     struct local_world *w = c->world;
     struct rank_state *me = &w->rank[c->base.rank];
-    struct timespec deadline = deadline_after(c->base.timeout_ms);
+    int64_t patience_ns = c->base.timeout_ms * 1000000, deadline_ns = clock_ns() + patience_ns;
     bool late = false;
     me->waiting = true;
     while (w->failure == ST_OK && !ring_all_read(w, n)) {
         if (ring_read_next(c)) {
-            deadline = deadline_after(c->base.timeout_ms);
+            deadline_ns = clock_ns() + patience_ns;
             late = false;
         } else if (late || peer_left(w, n)) {
             fail_silent(c, n, !late);
         } else {
-            late = pthread_cond_timedwait(&w->changed, &w->mutex, &deadline) == ETIMEDOUT;
+            late = !monitor_wait(&w->monitor, deadline_ns);
         }
     }
     me->waiting = false;
@@ -297,6 +284,6 @@ enum status ring_post(struct local_comm *c, const struct post *p, uint64_t after
         return failed(w);
     }
     if (all_posted(w, n))
-        pthread_cond_broadcast(&w->changed);
+        pthread_cond_broadcast(&w->monitor.changed);
     return ST_OK;
 }

@@ -20,10 +20,10 @@
 #ifndef COMM_LOCAL_RING_H
 #define COMM_LOCAL_RING_H
 
-#include <pthread.h>
 #include <stdbool.h>
 
 #include "comm/local.h"
+#include "engine/base/monitor.h"
 
 C_BEGIN
 
@@ -61,9 +61,8 @@ struct rank_state {
 struct local_world {
     int world_size;
     int64_t timeout_ms;
-    pthread_mutex_t mutex;
-    pthread_cond_t changed; /* on CLOCK_MONOTONIC */
-    enum status failure;    /* the first one; ST_OK while alive */
+    struct monitor monitor;
+    enum status failure; /* the first one; ST_OK while alive */
     char cause[CAUSE_BYTES];
     int copying;      /* ranks that read their peers' buffers now, outside the mutex */
     int closed_count; /* ranks that have left */

@@ -12,6 +12,7 @@
 #include <mpi.h>
 
 #include "engine/base/arena.h"
+#include "engine/base/clock.h"
 #include "engine/base/log.h"
 
 enum {
@@ -88,13 +89,6 @@ static enum status check_mpi(int code, const char *call, const char *file, int l
 }
 
 #define MPI(call) check_mpi((call), #call, __FILE__, __LINE__)
-
-static int64_t clock_ms(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
-}
 
 /* ---- failure -------------------------------------------------------------------------------- */
 

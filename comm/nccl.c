@@ -17,6 +17,7 @@
 
 #include "comm/socket.h"
 #include "engine/base/arena.h"
+#include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "engine/device/cuda_check.h"
 
@@ -127,9 +128,9 @@ static enum status job_wait(struct nccl_comm *n, int which, int64_t wait_ms, boo
                             const char *what)
 {
     struct job *job = &n->jobs[which];
-    int64_t deadline = socket_clock_ms() + wait_ms;
+    int64_t deadline = clock_ms() + wait_ms;
     while (atomic_load(&job->running)) {
-        if (socket_clock_ms() > deadline)
+        if (clock_ms() > deadline)
             return FAIL(TIMEOUT, "rank %d: %s did not end in %.1f s", n->base.rank, what,
                         (double)wait_ms / 1000.0);
         if (check && n->rv != NULL)
@@ -245,9 +246,9 @@ static void start_aborts(struct nccl_comm *n)
 static bool jobs_end(struct nccl_comm *n, int64_t wait_ms)
 {
     bool ended = true;
-    int64_t end = socket_clock_ms() + wait_ms;
+    int64_t end = clock_ms() + wait_ms;
     for (int i = 0; i < JOBS; i++) {
-        int64_t left = end - socket_clock_ms();
+        int64_t left = end - clock_ms();
         if (job_wait(n, i, left > 0 ? left : 0, false, "an NCCL call") == ST_TIMEOUT)
             ended = false;
     }
@@ -274,7 +275,7 @@ static enum status give_up(struct nccl_comm *n, enum status st, const char *caus
  */
 static enum status peers_cause(struct nccl_comm *n, int64_t wait_ms)
 {
-    int64_t deadline = socket_clock_ms() + wait_ms;
+    int64_t deadline = clock_ms() + wait_ms;
     while (n->rv != NULL) {
         enum status st = rendezvous_check(n->rv);
         if (st != ST_OK) {
@@ -282,7 +283,7 @@ static enum status peers_cause(struct nccl_comm *n, int64_t wait_ms)
             first_line(cause, sizeof cause, status_message());
             return give_up(n, st, cause);
         }
-        if (socket_clock_ms() >= deadline)
+        if (clock_ms() >= deadline)
             return ST_OK;
         nanosleep(&(struct timespec){.tv_nsec = 5 * 1000 * 1000}, NULL);
     }

@@ -8,6 +8,7 @@
 #include "comm/rendezvous_frame.h"
 #include "comm/socket.h"
 #include "engine/base/arena.h"
+#include "engine/base/clock.h"
 
 enum status rendezvous_open(struct rendezvous **out, const struct rendezvous_options *o)
 {
@@ -47,7 +48,7 @@ static enum status exchange(struct rendezvous *rv, char *recv, const void *send,
 {
     const char *what = "exchange not complete";
     size_t all = (size_t)rv->world_size * bytes;
-    int64_t deadline = socket_clock_ms() + rendezvous_patience_ms(rv);
+    int64_t deadline = clock_ms() + rendezvous_patience_ms(rv);
     if (rv->rank != 0) {
         TRY(peer_send(rv, 0, FRAME_DATA, send, bytes, deadline));
         TRY(frames_receive(rv, 0, 0, FRAME_DATA, recv, all, deadline, what));
@@ -113,7 +114,7 @@ void rendezvous_close(struct rendezvous **rv_address)
     struct rendezvous *rv = *rv_address;
     if (rv == NULL)
         return;
-    int64_t deadline = socket_clock_ms() + 200;
+    int64_t deadline = clock_ms() + 200;
     for (int r = 0; rv->peers != NULL && r < rv->world_size; r++) {
         struct peer *p = &rv->peers[r];
         if (p->fd >= 0 && rv->failed == ST_OK)

@@ -9,6 +9,7 @@
 #include <sys/uio.h>
 
 #include "comm/socket.h"
+#include "engine/base/clock.h"
 
 enum { TELL_MS = 500 }; /* to send a cause; its reader may be stuck */
 
@@ -37,7 +38,7 @@ void rendezvous_tell(struct rendezvous *rv, int except)
     if (rv->told)
         return;
     rv->told = true;
-    int64_t deadline = socket_clock_ms() + TELL_MS;
+    int64_t deadline = clock_ms() + TELL_MS;
     for (int r = 0; r < rv->world_size; r++)
         if (rv->peers[r].fd >= 0 && r != except)
             frame_send(rv->peers[r].fd, FRAME_ABORT, (uint32_t)rv->failed, rv->cause,
@@ -179,7 +180,7 @@ enum status peer_check(struct rendezvous *rv, int rank, int revents)
     if (head.kind != FRAME_ABORT)
         return ST_OK;
     /* The text follows at once; peer_advance() fails when it is complete. */
-    for (int64_t deadline = socket_clock_ms() + 1000; socket_wait(p->fd, POLLIN, deadline) != 0;)
+    for (int64_t deadline = clock_ms() + 1000; socket_wait(p->fd, POLLIN, deadline) != 0;)
         TRY(peer_advance(rv, rank, FRAME_ABORT, NULL, 0));
     return peer_lost(rv, rank, 0);
 }
@@ -236,7 +237,7 @@ enum status frames_receive(struct rendezvous *rv, int first, int last, enum fram
         }
         if (incomplete == 0)
             return ST_OK;
-        int64_t left = deadline - socket_clock_ms();
+        int64_t left = deadline - clock_ms();
         if (left <= 0)
             return rendezvous_missing(rv, first, last, what);
         int ready =

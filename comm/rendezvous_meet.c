@@ -8,6 +8,7 @@
 
 #include "comm/rendezvous_frame.h"
 #include "comm/socket.h"
+#include "engine/base/clock.h"
 #include "engine/base/log.h"
 
 enum {
@@ -31,7 +32,7 @@ struct pending {
 static void refuse(struct pending *p, const char *why)
 {
     log_warn("rendezvous", "refused a connection from %s: %s", p->host, why);
-    frame_send(p->fd, FRAME_ABORT, ST_COMM, why, strlen(why), socket_clock_ms() + 100);
+    frame_send(p->fd, FRAME_ABORT, ST_COMM, why, strlen(why), clock_ms() + 100);
     socket_close(&p->fd);
 }
 
@@ -97,7 +98,7 @@ static enum status take_connection(struct pending *pending, int listen_fd)
             memset(&pending[i], 0, sizeof pending[i]);
             enum status st =
                 socket_accept(&pending[i].fd, listen_fd, pending[i].host, sizeof pending[i].host);
-            pending[i].deadline = socket_clock_ms() + HELLO_MS;
+            pending[i].deadline = clock_ms() + HELLO_MS;
             return st;
         }
     return ST_OK; /* no room: it waits in the listener's queue */
@@ -114,7 +115,7 @@ static enum status meet_round(struct rendezvous *rv, int listen_fd, struct pendi
         room = room || pending[i].fd < 0;
     }
     polls[MAX_PENDING] = (struct pollfd){.fd = room ? listen_fd : -1, .events = POLLIN};
-    int64_t now = socket_clock_ms(), left = deadline - now;
+    int64_t now = clock_ms(), left = deadline - now;
     if (left <= 0)
         return rendezvous_missing(rv, 1, rv->world_size - 1, NOT_MET);
     if (poll(polls, MAX_PENDING + 1, left < POLL_SLICE_MS ? (int)left : POLL_SLICE_MS) > 0) {
@@ -198,7 +199,7 @@ enum status rendezvous_meet(struct rendezvous *rv, const struct rendezvous_optio
 {
     char token[RENDEZVOUS_TOKEN_BYTES] = {0};
     snprintf(token, sizeof token, "%s", o->token);
-    int64_t deadline = socket_clock_ms() + rendezvous_patience_ms(rv);
+    int64_t deadline = clock_ms() + rendezvous_patience_ms(rv);
     if (rv->rank != 0)
         return meet_root(rv, o, token, deadline);
     if (*listen_fd < 0) {

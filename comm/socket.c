@@ -14,13 +14,7 @@
 #include <unistd.h>
 
 #include "engine/base/arena.h"
-
-int64_t socket_clock_ms(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
-}
+#include "engine/base/clock.h"
 
 void socket_close(int *fd)
 {
@@ -32,7 +26,7 @@ void socket_close(int *fd)
 int socket_wait(int fd, int events, int64_t deadline)
 {
     for (;;) {
-        int64_t left = deadline - socket_clock_ms();
+        int64_t left = deadline - clock_ms();
         struct pollfd p = {.fd = fd, .events = (short)events};
         int ready = poll(&p, 1, left < 0 ? 0 : left > 1000 ? 1000 : (int)left);
         if (ready > 0)
@@ -169,7 +163,7 @@ enum status socket_connect(int *fd, const char *address, int port, int64_t deadl
 {
     enum { ATTEMPT_MS = 3000, PAUSE_MAX_MS = 500 };
     char last[256] = "no attempt was made";
-    int64_t begin = socket_clock_ms();
+    int64_t begin = clock_ms();
     *fd = -1;
     for (int pause_ms = 10;; pause_ms = pause_ms * 2 > PAUSE_MAX_MS ? PAUSE_MAX_MS : pause_ms * 2) {
         /* Names are looked up each time: that of a machine that is starting may appear late. */
@@ -178,7 +172,7 @@ enum status socket_connect(int *fd, const char *address, int port, int64_t deadl
             snprintf(last, sizeof last, "%.*s", (int)strcspn(status_message(), "\n"),
                      status_message());
         for (const struct addrinfo *a = list; a != NULL; a = a->ai_next) {
-            int64_t until = socket_clock_ms() + ATTEMPT_MS;
+            int64_t until = clock_ms() + ATTEMPT_MS;
             int error = try_address(fd, a, until < deadline ? until : deadline);
             if (error == 0)
                 break;
@@ -190,7 +184,7 @@ enum status socket_connect(int *fd, const char *address, int port, int64_t deadl
             status_clear();
             return ST_OK;
         }
-        int64_t now = socket_clock_ms();
+        int64_t now = clock_ms();
         if (now + pause_ms > deadline)
             return FAIL(TIMEOUT, "no connection to %s port %d in %.1f s: %s", address, port,
                         (double)(now - begin) / 1000.0, last);

@@ -1,7 +1,7 @@
 /*
  * comm/socket.h - TCP connections with deadlines. For rendezvous.c and launch.
  *
- * Sockets are non-blocking and closed on exec. Deadlines are times of socket_clock_ms().
+ * Sockets are non-blocking and closed on exec. Deadlines are times of clock_ms().
  */
 #ifndef COMM_SOCKET_H
 #define COMM_SOCKET_H
@@ -12,9 +12,6 @@
 #include "engine/base/status.h"
 
 C_BEGIN
-
-/** socket_clock_ms() - monotonic milliseconds. */
-int64_t socket_clock_ms(void);
 
 /**
  * socket_listen() - listen for connections.

@@ -3,6 +3,7 @@
 
 #include "comm/rendezvous_frame.h"
 #include "comm/socket.h"
+#include "engine/base/clock.h"
 #include "fuzz/fuzz.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
@@ -17,7 +18,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     fuzz_begin();
     ASSERT(socket_listen(&options.listen_fd, "127.0.0.1", &port) == ST_OK);
     options.port = port;
-    ASSERT(socket_connect(&knocking, "127.0.0.1", port, socket_clock_ms() + 1000) == ST_OK);
+    ASSERT(socket_connect(&knocking, "127.0.0.1", port, clock_ms() + 1000) == ST_OK);
     (void)!send(knocking, data, bytes < 4096 ? bytes : 4096, MSG_NOSIGNAL | MSG_DONTWAIT);
     shutdown(knocking, SHUT_WR);
     if (fuzz_result(rendezvous_open(&rv, &options)) == ST_OK)

@@ -7,6 +7,7 @@
 
 #include "comm/rendezvous_frame.h"
 #include "comm/socket.h"
+#include "engine/base/clock.h"
 #include "fuzz/fuzz.h"
 
 enum { PEERS = 2, PAYLOAD = 8, SEQUENCE = 7, MAX_SENT = 16384 /* what a socket holds at once */ };
@@ -42,8 +43,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes)
     pthread_mutex_init(&rv.io, NULL);
     pthread_mutex_init(&rv.lock, NULL);
     connect_peers(&rv, data, bytes < MAX_SENT ? bytes : MAX_SENT);
-    enum status st = fuzz_result(frames_receive(&rv, 1, PEERS, FRAME_DATA, to, PAYLOAD,
-                                                socket_clock_ms() + 50, "the exchange"));
+    enum status st = fuzz_result(
+        frames_receive(&rv, 1, PEERS, FRAME_DATA, to, PAYLOAD, clock_ms() + 50, "the exchange"));
     for (int r = 1; r <= PEERS && st == ST_OK; r++)
         if (peers[r].fd >= 0)
             st = fuzz_result(peer_check(&rv, r, POLLIN));

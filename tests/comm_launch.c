@@ -15,6 +15,7 @@
 #include "comm/rendezvous.h"
 #include "comm/socket.h"
 #include "engine/base/arena.h"
+#include "engine/base/clock.h"
 #include "engine/base/file.h"
 #include "tests/support/support.h"
 
@@ -93,7 +94,7 @@ static int be_rank(int argc, char **argv)
     say(dir, "pid", l.rank, (int)getpid());
     if (strcmp(role, "stubborn") == 0 && number != 0)
         return number;
-    for (int64_t end = socket_clock_ms() + 30000; socket_clock_ms() < end;) {
+    for (int64_t end = clock_ms() + 30000; clock_ms() < end;) {
         sleep_ms(20);
         if (caught != 0) {
             say(dir, "caught", l.rank, caught);
@@ -121,7 +122,7 @@ static void run_begin(struct run *run, int ranks, int64_t grace_ms, const char *
     argv[2] = run->scratch.dir;
     for (int i = 0; numbers != NULL && numbers[i] != NULL; i++)
         argv[4 + i] = (char *)numbers[i];
-    run->begin_ms = socket_clock_ms();
+    run->begin_ms = clock_ms();
     run->parent = fork();
     assert_true(run->parent >= 0);
     if (run->parent == 0) {
@@ -199,7 +200,7 @@ static void a_failing_rank_ends_the_others_and_is_named(void **state)
     const char *const numbers[] = {"0", "0", "7", "0", NULL};
     run_begin(&run, 4, 200, "late", numbers);
     assert_int_equal(run_wait(&run), 7);
-    assert_true(socket_clock_ms() - run.begin_ms < 10000);
+    assert_true(clock_ms() - run.begin_ms < 10000);
     assert_log_has(&run, "rank 2 failed with exit code 7");
     assert_log_has(&run, "rank 3 is still running: terminated");
     run_end(&run);
@@ -224,7 +225,7 @@ static void a_rank_that_ignores_sigterm_is_killed(void **state)
     run_begin(&run, 2, 300, "stubborn", numbers);
     int code = run_wait(&run);
     assert_int_equal(code, 3);
-    assert_true(socket_clock_ms() - run.begin_ms < 10000);
+    assert_true(clock_ms() - run.begin_ms < 10000);
     assert_log_has(&run, "rank 0 is still running: killed");
     run_end(&run);
 }

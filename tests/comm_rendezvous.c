@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "comm/socket.h"
+#include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "tests/support/support.h"
 
@@ -58,13 +59,13 @@ static void *rank_main(void *argument)
     struct world *w = t->world;
     struct rendezvous *rv = NULL;
     struct rendezvous_options options = options_of(w, t->rank, t->listen_fd);
-    int64_t begin = socket_clock_ms();
+    int64_t begin = clock_ms();
     log_set_rank(t->rank);
     enum status st = rendezvous_open(&rv, &options);
     if (st == ST_OK && w->body != NULL)
         st = w->body(rv, t->rank, w);
     w->st[t->rank] = st;
-    w->ms[t->rank] = socket_clock_ms() - begin;
+    w->ms[t->rank] = clock_ms() - begin;
     snprintf(w->message[t->rank], sizeof w->message[0], "%s", status_message());
     rendezvous_close(&rv);
     return NULL;
@@ -283,7 +284,7 @@ static void strangers_are_refused_and_the_run_goes_on(void **state)
     }
     /* Others do not speak the protocol, hang up, or say nothing at all. */
     for (int i = 0; i < 3; i++) {
-        assert_ok(socket_connect(&fd, "127.0.0.1", w.port, socket_clock_ms() + 5000));
+        assert_ok(socket_connect(&fd, "127.0.0.1", w.port, clock_ms() + 5000));
         const char text[] = "GET / HTTP/1.0\r\n\r\n";
         if (i == 0)
             assert_int_equal(send(fd, text, sizeof text, MSG_NOSIGNAL), sizeof text);
@@ -337,7 +338,7 @@ static enum status watch_for(struct rendezvous *rv, int64_t ms)
 {
     char recv[24], send[8] = {0};
     TRY(rendezvous_exchange(rv, recv, send, 8));
-    for (int64_t end = socket_clock_ms() + ms; socket_clock_ms() < end; sleep_ms(5))
+    for (int64_t end = clock_ms() + ms; clock_ms() < end; sleep_ms(5))
         TRY(rendezvous_check(rv));
     return ST_OK;
 }

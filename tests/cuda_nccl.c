@@ -17,6 +17,7 @@
 #include "comm/launch.h"
 #include "comm/socket.h"
 #include "engine/base/arena.h"
+#include "engine/base/clock.h"
 #include "engine/base/file.h"
 #include "engine/base/log.h"
 #include "tests/support/support.h"
@@ -353,10 +354,10 @@ static void run_role(struct run *run, const char *role, int ranks, bool windows)
                     (char *)role,
                     windows ? (char *)"windows" : NULL,
                     NULL};
-    int64_t begin = socket_clock_ms();
+    int64_t begin = clock_ms();
     run->ranks = ranks;
     assert_ok(launch_spawn(&run->exit_code, ranks, argv, 0));
-    run->ms = socket_clock_ms() - begin;
+    run->ms = clock_ms() - begin;
 }
 
 static void assert_said(const struct run *run, int rank, const char *text)

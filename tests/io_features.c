@@ -9,12 +9,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
 #include "engine/base/arena.h"
+#include "engine/base/clock.h"
 #include "engine/base/file.h"
 #include "engine/base/log.h"
 #include "io/codepoints.h"
@@ -48,13 +48,6 @@ static int release_all(void **state)
 
 static const struct feature_options usual = {.max_length = 384, .doc_stride = 128};
 
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static void load_squad(struct squad_data *data, const char *name)
 {
     char path[256];
@@ -73,9 +66,9 @@ static void expect_tsv(const char *name, const char *kind, int64_t feature_count
     snprintf(path, sizeof path, "tests/data/features/%s.%s.384.128.tsv.gz", name, kind);
     load_squad(&data, name);
     assert_int_equal(file_read(&want, path), ST_OK);
-    double begin = now();
+    double begin = clock_s();
     assert_int_equal(features_build(&set, &data, &toks[strcmp(kind, "cased") == 0], &usual), ST_OK);
-    print_message("%s %s: %.3f s\n", name, kind, now() - begin);
+    print_message("%s %s: %.3f s\n", name, kind, clock_s() - begin);
     assert_int_equal(features_tsv(&got, &set, &data), ST_OK);
     assert_int_equal(set.feature_count, feature_count);
     assert_int_equal(got.bytes, want.bytes);
@@ -396,9 +389,9 @@ static void thousands_of_questions_about_one_context_take_linear_time(void **sta
     for (int64_t i = 0; i < QUESTIONS; i++)
         data.examples[i] = (struct squad_example){
             .id = "x", .question = "what is it?", .context = context, .title = ""};
-    double begin = now();
+    double begin = clock_s();
     assert_int_equal(features_build(&set, &data, &toks[0], &usual), ST_OK);
-    assert_true(now() - begin < 2.0);
+    assert_true(clock_s() - begin < 2.0);
     assert_int_equal(set.feature_count, QUESTIONS);
     assert_int_equal(set.offset_count, 2);
     features_release(&set);

@@ -3,6 +3,7 @@
 #include <time.h>
 
 #include "engine/base/arena.h"
+#include "engine/base/clock.h"
 
 #ifndef TESSERA_CUDA
 int device_cuda_count(void)
@@ -55,13 +56,6 @@ void device_close(struct device **device)
     *device = NULL;
     if (d && !d->lost)
         d->ops->close(d);
-}
-
-static int64_t clock_ms(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
 }
 
 void device_settle(struct device *device)

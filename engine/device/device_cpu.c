@@ -4,10 +4,10 @@
 
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "engine/base/arena.h"
+#include "engine/base/clock.h"
 #include "engine/device/host_memory.h"
 #include "engine/device/workers.h"
 
@@ -157,10 +157,8 @@ static void close_timer(struct device_timer *t)
 
 static enum status record_timer(struct device_timer *t, struct stream *s)
 {
-    struct timespec now;
     (void)s;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    t->ns = (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+    t->ns = clock_ns();
     return ST_OK;
 }
 

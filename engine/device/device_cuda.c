@@ -6,6 +6,7 @@
 #include <time.h>
 
 #include "engine/base/arena.h"
+#include "engine/base/clock.h"
 #include "engine/device/cuda_check.h"
 #include "engine/device/mark.h"
 
@@ -146,13 +147,6 @@ static enum status record(struct event *e, struct stream *s)
 static enum status wait_on_stream(struct stream *s, struct event *e)
 {
     return CUDA(cudaStreamWaitEvent(stream_of(s), (cudaEvent_t)e->handle, 0));
-}
-
-static int64_t clock_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
 /*

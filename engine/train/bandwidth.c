@@ -4,10 +4,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "comm/bind.h"
 #include "engine/base/arena.h"
+#include "engine/base/clock.h"
 #include "engine/device/device.h"
 
 /* What a thread is to measure, and how it went. */
@@ -37,13 +37,6 @@ static void fill(unsigned char *data)
 
 /* ---- host ------------------------------------------------------------------------------------ */
 
-static double seconds_now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static enum status run_host(struct measurement *m)
 {
     enum status st = ST_OK;
@@ -53,9 +46,9 @@ static enum status run_host(struct measurement *m)
     fill(in);
     memcpy(copy, in, BANDWIDTH_BYTES); /* now all pages are there */
     for (int i = 0; i < BANDWIDTH_REPEATS; i++) {
-        double begin = seconds_now();
+        double begin = clock_s();
         memcpy(copy, in, BANDWIDTH_BYTES);
-        m->b->host[i] = 2.0 * BANDWIDTH_BYTES / (seconds_now() - begin) * 1e-9;
+        m->b->host[i] = 2.0 * BANDWIDTH_BYTES / (clock_s() - begin) * 1e-9;
         if (memcmp(copy, in, BANDWIDTH_BYTES) != 0)
             st = FAIL(CORRUPT, "copied memory is not the original");
     }

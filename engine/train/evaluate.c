@@ -3,6 +3,7 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "engine/base/clock.h"
 #include "io/answers.h"
 
 struct evaluator {

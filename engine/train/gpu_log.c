@@ -1,15 +1,15 @@
 #include "engine/train/gpu_log.h"
 
-#include <errno.h>
 #include <math.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #include "engine/base/arena.h"
+#include "engine/base/clock.h"
 #include "engine/base/file.h"
 #include "engine/base/log.h"
+#include "engine/base/monitor.h"
 #include "engine/device/nvml.h"
 #include "engine/train/metrics.h"
 
@@ -19,8 +19,7 @@ struct gpu_log {
     double start_s, interval_s;
     int rank;
     pthread_t thread;
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
+    struct monitor monitor;
     bool stop; /* under the lock */
 };
 
@@ -47,16 +46,12 @@ static enum status append(struct gpu_log *g)
 /* True once it is to stop. */
 static bool sleep_or_stop(struct gpu_log *g)
 {
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    int64_t ns = (int64_t)until.tv_nsec + (int64_t)(g->interval_s * 1e9);
-    until.tv_sec += ns / 1000000000;
-    until.tv_nsec = (long)(ns % 1000000000);
-    pthread_mutex_lock(&g->lock);
-    while (!g->stop && pthread_cond_timedwait(&g->changed, &g->lock, &until) != ETIMEDOUT)
+    int64_t until_ns = clock_ns() + (int64_t)(g->interval_s * 1e9);
+    pthread_mutex_lock(&g->monitor.mutex);
+    while (!g->stop && monitor_wait(&g->monitor, until_ns))
         continue;
     bool stop = g->stop;
-    pthread_mutex_unlock(&g->lock);
+    pthread_mutex_unlock(&g->monitor.mutex);
     return stop;
 }
 
@@ -96,8 +91,7 @@ static void release(struct gpu_log **log)
     if (file_log_close(&g->file) != ST_OK)
         log_warn("gpu", "%s", status_message());
     nvml_close(&g->nvml);
-    pthread_cond_destroy(&g->changed);
-    pthread_mutex_destroy(&g->lock);
+    monitor_release(&g->monitor);
     mem_free(log);
 }
 
@@ -124,17 +118,17 @@ void gpu_log_start(struct gpu_log **out, const struct run_config *config,
         nvml_close(&nvml);
         return;
     }
-    pthread_condattr_t monotonic;
     **out = (struct gpu_log){.nvml = nvml,
                              .file.fd = -1,
                              .start_s = clock_s(),
                              .interval_s = config->output.gpu_log_s,
                              .rank = rank};
-    pthread_mutex_init(&(*out)->lock, NULL);
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&(*out)->changed, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    if (monitor_init(&(*out)->monitor) != ST_OK) {
+        log_warn("gpu", "no log of the card: %s", status_message());
+        nvml_close(&nvml);
+        mem_free(out);
+        return;
+    }
     if (start(*out, config) != ST_OK) {
         log_warn("gpu", "no log of the card: %s", status_message());
         release(out);
@@ -145,10 +139,10 @@ void gpu_log_stop(struct gpu_log **log)
 {
     if (*log == NULL)
         return;
-    pthread_mutex_lock(&(*log)->lock);
+    pthread_mutex_lock(&(*log)->monitor.mutex);
     (*log)->stop = true;
-    pthread_cond_signal(&(*log)->changed);
-    pthread_mutex_unlock(&(*log)->lock);
+    pthread_cond_broadcast(&(*log)->monitor.changed);
+    pthread_mutex_unlock(&(*log)->monitor.mutex);
     pthread_join((*log)->thread, NULL);
     release(log);
 }

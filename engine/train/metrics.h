@@ -105,9 +105,6 @@ void metrics_close(struct metrics *m);
 /** metric_value() - of an evaluation; larger is better, so a loss counts negative. */
 double metric_value(enum stop_metric metric, const struct evaluation *e);
 
-/** clock_s() - seconds of a monotonic clock. */
-double clock_s(void);
-
 C_END
 
 #endif
