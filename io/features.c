@@ -1,10 +1,10 @@
 #include "io/features.h"
 
-#include <stdio.h>
 #include <string.h>
 #include <zlib.h>
 
 #include "engine/base/arena.h"
+#include "engine/base/text_buffer.h"
 #include "io/codepoints.h"
 
 enum { SPECIAL_TOKENS = 3 }; /* [CLS], and [SEP] twice */
@@ -246,60 +246,39 @@ out:
     return st;
 }
 
-static enum status append(struct file_text *text, size_t *capacity, const char *part, size_t bytes)
-{
-    TRY(mem_grow(&text->data, capacity, text->bytes + bytes + 1, 1));
-    memcpy(text->data + text->bytes, part, bytes);
-    text->bytes += bytes;
-    text->data[text->bytes] = '\0';
-    return ST_OK;
-}
-
 /* One question: features [first, last). */
-static enum status append_line(struct file_text *text, size_t *capacity,
-                               const struct feature_set *set, const char *id, int64_t first,
-                               int64_t last)
+static void put_line(struct text_buffer *text, const struct feature_set *set, const char *id,
+                     int64_t first, int64_t last)
 {
-    char part[64];
     uLong crc = crc32(0, NULL, 0);
     for (int64_t w = first; w < last; w++) {
         const struct feature *f = &set->features[w];
         const Bytef *ids = (const Bytef *)(set->ids + f->first_token);
         crc = crc32(crc, ids, (uInt)f->token_count * sizeof *set->ids);
     }
-    TRY(append(text, capacity, id, strlen(id)));
-    int n = snprintf(part, sizeof part, "\t%lld\t%08lx\t", (long long)(last - first), crc);
-    TRY(append(text, capacity, part, (size_t)n));
+    text_put(text, "%s\t%lld\t%08lx\t", id, (long long)(last - first), crc);
     for (int64_t w = first; w < last; w++) {
         const struct feature *f = &set->features[w];
-        n = snprintf(part, sizeof part, "%s%d:%d", w > first ? " " : "", f->start, f->end);
-        TRY(append(text, capacity, part, (size_t)n));
+        text_put(text, "%s%d:%d", w > first ? " " : "", f->start, f->end);
     }
-    return append(text, capacity, "\n", 1);
+    text_put(text, "\n");
 }
 
 enum status features_tsv(struct file_text *text, const struct feature_set *set,
                          const struct squad_data *data)
 {
-    static const char head[] =
-        "#question_id\tn_features\tids_crc32 (all features one after the other, no padding, "
-        "uint32 LE)\tlabels start:end per feature (token positions, 0:0 = CLS)\n";
-    enum status st = ST_OK;
-    size_t capacity = 0;
-    *text = (struct file_text){0};
-    TRY_GOTO(st, out, append(text, &capacity, head, sizeof head - 1));
+    struct text_buffer b = {0};
+    text_put(&b,
+             "#question_id\tn_features\tids_crc32 (all features one after the other, no "
+             "padding, uint32 LE)\tlabels start:end per feature (token positions, 0:0 = CLS)\n");
     for (int64_t first = 0, last; first < set->feature_count; first = last) {
         int32_t example = set->features[first].example;
         for (last = first + 1; last < set->feature_count; last++)
             if (set->features[last].example != example)
                 break;
-        const char *id = data->examples[example].id;
-        TRY_GOTO(st, out, append_line(text, &capacity, set, id, first, last));
+        put_line(&b, set, data->examples[example].id, first, last);
     }
-out:
-    if (st != ST_OK)
-        mem_free(&text->data);
-    return st;
+    return text_take(&b, ST_OK, &text->data, &text->bytes);
 }
 
 void features_release(struct feature_set *set)

@@ -10,6 +10,7 @@
 #include "engine/base/arena.h"
 #include "engine/base/file.h"
 #include "engine/base/text.h"
+#include "engine/base/text_buffer.h"
 
 static const char BYTE_ORDER_MARK[] = "\xEF\xBB\xBF";
 enum { BYTE_ORDER_MARK_BYTES = 3 };
@@ -61,63 +62,50 @@ out:
     return st;
 }
 
-struct sink {
-    char *data; /* owned */
-    size_t bytes, capacity;
-    enum status st;
-};
+#define EXACT_ASCII (JSON_REAL_PRECISION(17) | JSON_ENSURE_ASCII)
 
-static int sink_take(const char *piece, size_t bytes, void *context)
+static int take_piece(const char *piece, size_t bytes, void *context)
 {
-    struct sink *sink = context;
-    sink->st = mem_grow(&sink->data, &sink->capacity, sink->bytes + bytes, 1);
-    if (sink->st != ST_OK)
-        return -1;
-    memcpy(sink->data + sink->bytes, piece, bytes);
-    sink->bytes += bytes;
-    return 0;
+    struct text_buffer *text = context;
+    text_put_bytes(text, piece, bytes);
+    return text->st == ST_OK ? 0 : -1;
+}
+
+/* The failure of the text, or else of the library, which tells nothing. */
+static enum status dump(struct text_buffer *text, const json_t *root, size_t flags)
+{
+    if (root != NULL && json_dump_callback(root, take_piece, text, flags) == 0)
+        return ST_OK;
+    return text->st != ST_OK ? text->st : FAIL(MEMORY, "out of memory while making JSON");
 }
 
 enum status json_file_write(const char *path, const json_t *root)
 {
-    const size_t flags = JSON_INDENT(4) | JSON_REAL_PRECISION(17) | JSON_ENSURE_ASCII;
-    struct sink sink = {0};
     enum status st = ST_OK;
-    if (root == NULL || json_dump_callback(root, sink_take, &sink, flags) != 0 ||
-        sink_take("\n", 1, &sink) != 0) {
-        st = sink.st != ST_OK ? sink.st : FAIL(MEMORY, "out of memory while writing %s", path);
-        goto out;
-    }
-    TRY_GOTO(st, out, file_write(path, sink.data, sink.bytes));
+    struct text_buffer text = {0};
+    TRY_GOTO(st, out, dump(&text, root, EXACT_ASCII | JSON_INDENT(4)));
+    text_put(&text, "\n");
+    TRY_GOTO(st, out, text.st);
+    TRY_GOTO(st, out, file_write(path, text.data, text.bytes));
 out:
-    mem_free(&sink.data);
+    mem_free(&text.data);
     return st;
 }
 
 /* ---- without a tree -------------------------------------------------------------------------- */
 
-static void put(struct json_stream *s, const char *piece, size_t bytes)
-{
-    if (s->st == ST_OK)
-        s->st = mem_grow(&s->data, &s->capacity, s->bytes + bytes, 1);
-    if (s->st != ST_OK)
-        return;
-    memcpy(s->data + s->bytes, piece, bytes);
-    s->bytes += bytes;
-}
-
 static void new_line(struct json_stream *s)
 {
     static const char blanks[4 * JSON_STREAM_DEPTH + 1] = "                                ";
-    put(s, "\n", 1);
-    put(s, blanks, 4 * (size_t)s->depth);
+    text_put_bytes(&s->text, "\n", 1);
+    text_put_bytes(&s->text, blanks, 4 * (size_t)s->depth);
 }
 
 /* Before an element of an array or a key: what separates it from the one before. */
 static void separate(struct json_stream *s)
 {
     if (s->used[s->depth])
-        put(s, ",", 1);
+        text_put_bytes(&s->text, ",", 1);
     s->used[s->depth] = true;
     if (s->depth > 0)
         new_line(s);
@@ -135,7 +123,7 @@ void json_stream_open(struct json_stream *s, char bracket)
 {
     ASSERT(s->depth < JSON_STREAM_DEPTH);
     before_value(s);
-    put(s, &bracket, 1);
+    text_put_bytes(&s->text, &bracket, 1);
     s->used[++s->depth] = false;
 }
 
@@ -145,7 +133,7 @@ void json_stream_close(struct json_stream *s, char bracket)
     bool empty = !s->used[s->depth--];
     if (!empty)
         new_line(s);
-    put(s, &bracket, 1);
+    text_put_bytes(&s->text, &bracket, 1);
 }
 
 /* Most text needs no escape; jansson knows how to write what does. */
@@ -155,9 +143,9 @@ static void quoted(struct json_stream *s, const char *text)
     while (text[plain] >= ' ' && text[plain] <= '~' && text[plain] != '"' && text[plain] != '\\')
         plain++;
     if (text[plain] == '\0') {
-        put(s, "\"", 1);
-        put(s, text, plain);
-        put(s, "\"", 1);
+        text_put_bytes(&s->text, "\"", 1);
+        text_put_bytes(&s->text, text, plain);
+        text_put_bytes(&s->text, "\"", 1);
         return;
     }
     char small[512];
@@ -168,10 +156,10 @@ static void quoted(struct json_stream *s, const char *text)
     if (bytes > sizeof small)
         large = json_dumps(string, flags);
     json_decref(string);
-    if (s->st == ST_OK && (bytes == 0 || (bytes > sizeof small && large == NULL)))
-        s->st = text_is_utf8(text) ? FAIL(MEMORY, "out of memory while making JSON")
-                                   : FAIL(INVALID, "text that is not UTF-8 cannot be JSON");
-    put(s, large != NULL ? large : small, bytes);
+    if (s->text.st == ST_OK && (bytes == 0 || (bytes > sizeof small && large == NULL)))
+        s->text.st = text_is_utf8(text) ? FAIL(MEMORY, "out of memory while making JSON")
+                                        : FAIL(INVALID, "text that is not UTF-8 cannot be JSON");
+    text_put_bytes(&s->text, large != NULL ? large : small, bytes);
     free(large);
 }
 
@@ -179,7 +167,7 @@ void json_stream_key(struct json_stream *s, const char *key)
 {
     separate(s);
     quoted(s, key);
-    put(s, ": ", 2);
+    text_put_bytes(&s->text, ": ", 2);
     s->after_key = true;
 }
 
@@ -197,44 +185,34 @@ void json_stream_real(struct json_stream *s, double value)
     snprintf(text, sizeof text, "%.17g", value);
     size_t mantissa = strcspn(text, "e");
     before_value(s);
-    put(s, text, mantissa);
+    text_put_bytes(&s->text, text, mantissa);
     if (text[mantissa] == '\0') {
         if (strchr(text, '.') == NULL)
-            put(s, ".0", 2);
+            text_put_bytes(&s->text, ".0", 2);
         return;
     }
     const char *exponent = text + mantissa + 1;
-    put(s, "e-", *exponent == '-' ? 2 : 1);
+    text_put_bytes(&s->text, "e-", *exponent == '-' ? 2 : 1);
     exponent += strspn(exponent, "+-0");
-    put(s, exponent, strlen(exponent));
+    text_put_bytes(&s->text, exponent, strlen(exponent));
 }
 
 enum status json_stream_write(struct json_stream *s, const char *path)
 {
     ASSERT(s->depth == 0);
-    put(s, "\n", 1);
-    enum status st = s->st;
+    text_put_bytes(&s->text, "\n", 1);
+    enum status st = s->text.st;
     if (st == ST_OK)
-        st = file_write(path, s->data, s->bytes);
-    mem_free(&s->data);
+        st = file_write(path, s->text.data, s->text.bytes);
+    mem_free(&s->text.data);
     *s = (struct json_stream){0};
     return st;
 }
 
 enum status json_text(char **text, size_t *bytes, const json_t *root)
 {
-    const size_t flags = JSON_COMPACT | JSON_REAL_PRECISION(17) | JSON_ENSURE_ASCII;
-    struct sink sink = {0};
-    *text = NULL;
-    *bytes = 0;
-    if (root == NULL || json_dump_callback(root, sink_take, &sink, flags) != 0 ||
-        sink_take("", 1, &sink) != 0) {
-        mem_free(&sink.data);
-        return FAIL(MEMORY, "out of memory while making JSON");
-    }
-    *text = sink.data;
-    *bytes = sink.bytes - 1;
-    return ST_OK;
+    struct text_buffer b = {0};
+    return text_take(&b, dump(&b, root, EXACT_ASCII | JSON_COMPACT), text, bytes);
 }
 
 enum status json_file_write_line(const char *path, const json_t *root)

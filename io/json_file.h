@@ -14,6 +14,7 @@
 #include <stdint.h>
 
 #include "engine/base/status.h"
+#include "engine/base/text_buffer.h"
 
 C_BEGIN
 
@@ -47,12 +48,10 @@ MUST_CHECK enum status json_file_write(const char *path, const struct json_t *ro
  */
 enum { JSON_STREAM_DEPTH = 8 };
 struct json_stream {
-    char *data; /* owned until the end */
-    size_t bytes, capacity;
+    struct text_buffer text; /* owned until the end */
     int depth;
     bool used[JSON_STREAM_DEPTH + 1]; /* this level has an element */
     bool after_key;                   /* a value is due */
-    enum status st;
 };
 
 /** json_stream_open() - begin an object ('{') or an array ('['). */

@@ -118,7 +118,7 @@ static void long_text_and_bad_text(void **state)
     json_stream_string(&s, "what follows a failure does nothing");
     json_stream_close(&s, ']');
     assert_fails(json_stream_write(&s, tree_path), ST_INVALID, "not UTF-8");
-    assert_null(s.data);
+    assert_null(s.text.data);
 }
 
 int main(void)

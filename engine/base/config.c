@@ -8,6 +8,7 @@
 #include "engine/base/file.h"
 #include "engine/base/out.h"
 #include "engine/base/text.h"
+#include "engine/base/text_buffer.h"
 
 void config_defaults(struct run_config *config)
 {
@@ -142,27 +143,6 @@ enum status config_check(const struct run_config *config)
 
 /* ---- text out -------------------------------------------------------------------------------- */
 
-struct buffer {
-    char *data; /* owned; ends with a zero byte */
-    size_t bytes, capacity;
-};
-
-static enum status buffer_add(struct buffer *b, const char *fmt, ...) PRINTF_LIKE(2, 3);
-
-static enum status buffer_add(struct buffer *b, const char *fmt, ...)
-{
-    char piece[4096];
-    va_list args;
-    va_start(args, fmt);
-    int len = vsnprintf(piece, sizeof piece, fmt, args);
-    va_end(args);
-    ASSERT(len >= 0 && (size_t)len < sizeof piece);
-    TRY(mem_grow(&b->data, &b->capacity, b->bytes + (size_t)len + 1, 1));
-    memcpy(b->data + b->bytes, piece, (size_t)len + 1);
-    b->bytes += (size_t)len;
-    return ST_OK;
-}
-
 /* Would YAML not keep this code point as it stands between double quotes? */
 static bool needs_escape(uint32_t code)
 {
@@ -170,20 +150,20 @@ static bool needs_escape(uint32_t code)
            code == 0x2028 || code == 0x2029 || code == 0xFEFF || code == 0xFFFE || code == 0xFFFF;
 }
 
-static enum status add_quoted(struct buffer *b, const char *text)
+static void put_quoted(struct text_buffer *b, const char *text)
 {
-    TRY(buffer_add(b, "\""));
+    text_put(b, "\"");
     while (*text != '\0') {
         uint32_t code;
         int len = text_utf8_next(&code, text);
         ASSERT(len > 0); /* field_parse() let UTF-8 in only */
         if (needs_escape(code))
-            TRY(buffer_add(b, "\\u%04X", (unsigned)code));
+            text_put(b, "\\u%04X", (unsigned)code);
         else
-            TRY(buffer_add(b, "%.*s", len, text));
+            text_put(b, "%.*s", len, text);
         text += len;
     }
-    return buffer_add(b, "\"");
+    text_put(b, "\"");
 }
 
 static bool starts_section(int i)
@@ -191,72 +171,61 @@ static bool starts_section(int i)
     return i == 0 || strcmp(config_fields[i].section, config_fields[i - 1].section) != 0;
 }
 
-static enum status write_fields(struct buffer *b, const struct run_config *config)
+static void put_fields(struct text_buffer *b, const struct run_config *config)
 {
     for (int i = 0; i < config_field_count; i++) {
         const struct config_field *f = &config_fields[i];
         char value[FIELD_TEXT_BYTES];
         if (starts_section(i))
-            TRY(buffer_add(b, "%s:\n", f->section));
+            text_put(b, "%s:\n", f->section);
         field_format(f, config, value, sizeof value);
-        TRY(buffer_add(b, "  %s: ", f->name));
+        text_put(b, "  %s: ", f->name);
         if (f->kind == FIELD_TEXT)
-            TRY(add_quoted(b, value));
+            put_quoted(b, value);
         else
-            TRY(buffer_add(b, "%s", value));
-        TRY(buffer_add(b, "\n"));
+            text_put(b, "%s", value);
+        text_put(b, "\n");
     }
-    return ST_OK;
 }
 
-static enum status document_fields(struct buffer *b)
+static void put_document(struct text_buffer *b)
 {
     struct run_config config;
     config_defaults(&config);
-    TRY(buffer_add(b,
-                   "# Configuration\n\n"
-                   "Written by `make docs` from the table in engine/base/config_table.c.\n\n"
-                   "A run is configured by a YAML file (`--config FILE`) of sections with keys;\n"
-                   "`--set section.key=value` overrides one key. Keys that are left out have "
-                   "their default.\n"
-                   "`tessera config --config FILE` prints every key as it will be used.\n"));
+    text_put(b, "# Configuration\n\n"
+                "Written by `make docs` from the table in engine/base/config_table.c.\n\n"
+                "A run is configured by a YAML file (`--config FILE`) of sections with keys;\n"
+                "`--set section.key=value` overrides one key. Keys that are left out have "
+                "their default.\n"
+                "`tessera config --config FILE` prints every key as it will be used.\n");
     for (int i = 0; i < config_field_count; i++) {
         const struct config_field *f = &config_fields[i];
         char value[FIELD_TEXT_BYTES], accepted[FIELD_TEXT_BYTES];
         if (starts_section(i))
-            TRY(buffer_add(b,
-                           "\n## %s\n\n| key | default | accepted | meaning |\n"
-                           "| --- | --- | --- | --- |\n",
-                           f->section));
+            text_put(b,
+                     "\n## %s\n\n| key | default | accepted | meaning |\n"
+                     "| --- | --- | --- | --- |\n",
+                     f->section);
         field_format(f, &config, value, sizeof value);
         field_accepts(f, accepted, sizeof accepted);
         const char *tick = value[0] != '\0' ? "`" : "";
-        TRY(buffer_add(b, "| `%s` | %s%s%s | %s | %s |\n", f->name, tick,
-                       value[0] != '\0' ? value : "empty", tick, accepted, f->doc));
+        text_put(b, "| `%s` | %s%s%s | %s | %s |\n", f->name, tick,
+                 value[0] != '\0' ? value : "empty", tick, accepted, f->doc);
     }
-    return ST_OK;
-}
-
-/* Hand the text over, or nothing if @st is a failure. */
-static enum status buffer_finish(struct buffer *b, enum status st, char **text, size_t *bytes)
-{
-    if (st != ST_OK)
-        mem_free(&b->data);
-    *text = b->data;
-    *bytes = st == ST_OK ? b->bytes : 0;
-    return st;
 }
 
 enum status config_write(const struct run_config *config, char **text, size_t *bytes)
 {
-    struct buffer b = {0};
-    return buffer_finish(&b, write_fields(&b, config), text, bytes);
+    struct text_buffer b = {0};
+    put_fields(&b, config);
+    return text_take(&b, ST_OK, text, bytes);
 }
 
 enum status config_document(char **text, size_t *bytes)
 {
-    struct buffer b = {0};
-    return buffer_finish(&b, document_fields(&b), text, bytes);
+    struct text_buffer b = {0};
+    put_document(&b);
+    return text_take(&b, ST_OK, text, bytes);
 }
 
 void config_help(void)

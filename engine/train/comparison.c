@@ -9,6 +9,7 @@
 #include "engine/base/arena.h"
 #include "engine/base/file.h"
 #include "engine/base/out.h"
+#include "engine/base/text_buffer.h"
 #include "engine/train/report_page.h"
 #include "io/json_file.h"
 
@@ -359,41 +360,24 @@ static json_t *comparison_json(const struct comparison *c)
 
 /* ---- CSV ---- */
 
-struct csv {
-    char *data; /* owned */
-    size_t used, capacity;
-    enum status st; /* the first failure; later calls do nothing */
-};
-
-static void csv_put(struct csv *t, const char *text)
-{
-    size_t bytes = strlen(text);
-    if (t->st == ST_OK)
-        t->st = mem_grow(&t->data, &t->capacity, t->used + bytes + 1, 1);
-    if (t->st != ST_OK)
-        return;
-    memcpy(t->data + t->used, text, bytes);
-    t->used += bytes;
-}
-
 /* In quotes, with those inside doubled: RFC 4180. */
-static void csv_text(struct csv *t, const char *text)
+static void csv_text(struct text_buffer *t, const char *text)
 {
-    csv_put(t, "\"");
+    text_put(t, "\"");
     for (; *text != '\0'; text++)
-        csv_put(t, *text == '"' ? "\"\"" : (char[2]){*text, '\0'});
-    csv_put(t, "\"");
+        text_put_bytes(t, *text == '"' ? "\"\"" : text, *text == '"' ? 2 : 1);
+    text_put(t, "\"");
 }
 
-static void csv_real(struct csv *t, double value)
+static void csv_real(struct text_buffer *t, double value)
 {
-    char text[64] = ",";
     if (isfinite(value))
-        snprintf(text, sizeof text, ",%.17g", value);
-    csv_put(t, text);
+        text_put(t, ",%.17g", value);
+    else
+        text_put(t, ",");
 }
 
-static void csv_columns(struct csv *t, const struct row *row, const struct column *columns,
+static void csv_columns(struct text_buffer *t, const struct row *row, const struct column *columns,
                         int count)
 {
     for (int i = 0; i < count; i++) {
@@ -401,12 +385,11 @@ static void csv_columns(struct csv *t, const struct row *row, const struct colum
             csv_real(t, ran(row->r) ? columns[i].value(row, columns[i].index) : (double)NAN);
             continue;
         }
-        csv_put(t, ",");
-        csv_put(t, columns[i].key);
+        text_put(t, ",%s", columns[i].key);
     }
 }
 
-static void csv_categories(struct csv *t, const struct row *row, const char *prefix,
+static void csv_categories(struct text_buffer *t, const struct row *row, const char *prefix,
                            double (*value)(const struct row *row, int index))
 {
     for (int i = 0; i < CATEGORY_COUNT; i++) {
@@ -417,41 +400,39 @@ static void csv_categories(struct csv *t, const struct row *row, const char *pre
 }
 
 /* @row NULL: the first line. */
-static void csv_line(struct csv *t, const struct row *row)
+static void csv_line(struct text_buffer *t, const struct row *row)
 {
     if (row == NULL) {
-        csv_put(t, "name,ranks,zero_stage,micro_batch,grad_accum,status,losses,first_difference");
+        text_put(t, "name,ranks,zero_stage,micro_batch,grad_accum,status,losses,first_difference");
     } else {
         const struct run_result *r = row->r;
-        char text[128];
         csv_text(t, r->name);
-        snprintf(text, sizeof text, ",%" PRId64 ",%" PRId64 ",%" PRId64 ",%" PRId64 ",%s,",
-                 r->ranks, r->zero_stage, r->micro_batch, r->grad_accum, ran(r) ? "ok" : "failed");
-        csv_put(t, text);
+        text_put(t, ",%" PRId64 ",%" PRId64 ",%" PRId64 ",%" PRId64 ",%s,", r->ranks, r->zero_stage,
+                 r->micro_batch, r->grad_accum, ran(r) ? "ok" : "failed");
         if (ran(r))
-            csv_put(t, row->first_difference == 0 ? "identical" : "differ");
+            text_put(t, row->first_difference == 0 ? "identical" : "differ");
         csv_real(t, row->first_difference != 0 ? (double)row->first_difference : (double)NAN);
     }
     csv_columns(t, row, memory_columns, COUNT(memory_columns));
     csv_categories(t, row, "peak", at_peak);
     csv_categories(t, row, "max", own_max);
     csv_columns(t, row, speed_columns, COUNT(speed_columns));
-    csv_put(t, row == NULL ? ",reason\n" : ",");
+    text_put(t, row == NULL ? ",reason\n" : ",");
     if (row == NULL)
         return;
     csv_text(t, row->r->reason);
-    csv_put(t, "\n");
+    text_put(t, "\n");
 }
 
 static enum status write_csv(const struct comparison *c, const char *path)
 {
-    struct csv t = {.used = 0};
+    struct text_buffer t = {0};
     csv_line(&t, NULL);
     for (int i = 0; i < c->count; i++) {
         struct row row = row_of(c, &c->runs[i]);
         csv_line(&t, &row);
     }
-    enum status st = t.st == ST_OK ? file_write(path, t.data, t.used) : t.st;
+    enum status st = t.st == ST_OK ? file_write(path, t.data, t.bytes) : t.st;
     mem_free(&t.data);
     return st;
 }

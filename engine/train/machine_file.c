@@ -8,10 +8,11 @@
 #include "engine/base/arena.h"
 #include "engine/base/file.h"
 #include "engine/base/text.h"
+#include "engine/base/text_buffer.h"
 #include "engine/base/yaml_pairs.h"
 #include "engine/train/machine.h"
 
-enum { LINE_BYTES = 1024, TEXT_BYTES = 16384, PATH_BYTES = 4096 };
+enum { LINE_BYTES = 1024, PATH_BYTES = 4096 };
 
 static const double LEAST = 1e-9, MOST = 1e12; /* of the numbers of a file, but for 0 */
 
@@ -250,48 +251,32 @@ enum status machine_find(struct machine *m, const char *name)
 
 /* ---- writing --------------------------------------------------------------------------------- */
 
-struct writer {
-    char *text; /* TEXT_BYTES */
-    size_t used;
-};
-
-static void put(struct writer *w, const char *fmt, ...) PRINTF_LIKE(2, 3);
-static void put(struct writer *w, const char *fmt, ...)
-{
-    va_list args;
-    va_start(args, fmt);
-    int n = vsnprintf(w->text + w->used, TEXT_BYTES - w->used, fmt, args);
-    va_end(args);
-    ASSERT(n >= 0 && (size_t)n < TEXT_BYTES - w->used);
-    w->used += (size_t)n;
-}
-
 /* In double quotes; what YAML reads as an escape, and what is not ASCII, becomes '_'. */
-static void put_text(struct writer *w, const char *indent, const char *key, const char *value)
+static void put_text(struct text_buffer *w, const char *indent, const char *key, const char *value)
 {
-    put(w, "%s%s: \"", indent, key);
+    text_put(w, "%s%s: \"", indent, key);
     for (; *value != '\0'; value++)
-        put(w, "%c",
-            *value < ' ' || *value > '~' || *value == '"' || *value == '\\' ? '_' : *value);
-    put(w, "\"\n");
+        text_put(w, "%c",
+                 *value < ' ' || *value > '~' || *value == '"' || *value == '\\' ? '_' : *value);
+    text_put(w, "\"\n");
 }
 
-static void put_number(struct writer *w, const char *indent, const char *key, double value)
+static void put_number(struct text_buffer *w, const char *indent, const char *key, double value)
 {
-    put(w, "%s%s: %.6g\n", indent, key, value);
+    text_put(w, "%s%s: %.6g\n", indent, key, value);
 }
 
-static void put_group(struct writer *w, struct machine *m, enum machine_group group)
+static void put_group(struct text_buffer *w, struct machine *m, enum machine_group group)
 {
-    put(w, "%s:\n", group_names[group]);
+    text_put(w, "%s:\n", group_names[group]);
     put_text(w, "  ", "source", m->source[group]);
     for (int i = 0; i < CURVES; i++) {
         if (curves[i].group != group)
             continue;
-        put(w, "  %s:\n", curves[i].name);
+        text_put(w, "  %s:\n", curves[i].name);
         const struct machine_curve *c = curve_at(m, i);
         for (int k = 0; k < c->count; k++)
-            put(w, "    %" PRId64 ": %.6g\n", c->points[k].at, c->points[k].per_second / 1e12);
+            text_put(w, "    %" PRId64 ": %.6g\n", c->points[k].at, c->points[k].per_second / 1e12);
     }
     for (int i = 0; i < NUMBERS; i++)
         if (numbers[i].group == group)
@@ -300,21 +285,18 @@ static void put_group(struct writer *w, struct machine *m, enum machine_group gr
 
 enum status machine_format(const struct machine *m, char **text, size_t *bytes)
 {
-    struct writer w = {0};
+    struct text_buffer w = {0};
     struct machine copy = *m; /* its numbers are found through pointers that may write */
-    *text = NULL;
-    TRY(mem_alloc(&w.text, TEXT_BYTES));
-    put(&w, "# What a machine can do, for tessera plan --profile FILE; the keys are described in\n"
-            "# engine/train/machine.h. TFLOP/s, GB/s, microseconds.\n");
+    text_put(&w,
+             "# What a machine can do, for tessera plan --profile FILE; the keys are described in\n"
+             "# engine/train/machine.h. TFLOP/s, GB/s, microseconds.\n");
     put_text(&w, "", "name", m->name);
     put_text(&w, "", "date", m->date);
-    put(&w, "device: %s\n", m->device == DEVICE_CPU ? "cpu" : "cuda");
+    text_put(&w, "device: %s\n", m->device == DEVICE_CPU ? "cpu" : "cuda");
     for (int g = 0; g < MACHINE_GROUPS; g++)
         if (g != MACHINE_FAR || m->far.gather_per_second > 0)
             put_group(&w, &copy, (enum machine_group)g);
-    *text = w.text;
-    *bytes = w.used;
-    return ST_OK;
+    return text_take(&w, ST_OK, text, bytes);
 }
 
 enum status machine_write(const struct machine *m, const char *path)

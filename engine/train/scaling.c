@@ -1,9 +1,9 @@
 #include "engine/train/scaling.h"
 
-#include <stdio.h>
 #include <string.h>
 
 #include "engine/base/out.h"
+#include "engine/base/text_buffer.h"
 
 enum { NODE_GPUS = 8, SEQUENCES = 16, BYTES = 256 /* of buffers whose size takes no time */ };
 
@@ -196,73 +196,58 @@ out:
 
 /* ---- the tables ------------------------------------------------------------------------------ */
 
-enum { TEXT_BYTES = 32768 };
-
 static const char *const networks[] = {"h100+ib50", "h100+ib100", "h100+ib200", "h100+ib400"};
 static const int gpus[] = {8, 16, 64, 256, 1024, 4096};
 
-struct page {
-    char *text; /* TEXT_BYTES */
-    size_t used;
-};
-
-static void put(struct page *p, const char *fmt, ...) PRINTF_LIKE(2, 3);
-static void put(struct page *p, const char *fmt, ...)
+static enum status put_bytes(struct text_buffer *p)
 {
-    va_list args;
-    va_start(args, fmt);
-    int n = vsnprintf(p->text + p->used, TEXT_BYTES - p->used, fmt, args);
-    va_end(args);
-    ASSERT(n >= 0 && (size_t)n < TEXT_BYTES - p->used);
-    p->used += (size_t)n;
-}
-
-static enum status put_bytes(struct page *p)
-{
-    put(p, "\n## Bytes that a rank sends in a step\n\n"
-           "8 GPUs of one node, GB.\n\n"
-           "| | parameters | stage 0 | stages 1, 2 | stage 3 |\n|---|---|---|---|---|\n");
+    text_put(p, "\n## Bytes that a rank sends in a step\n\n"
+                "8 GPUs of one node, GB.\n\n"
+                "| | parameters | stage 0 | stages 1, 2 | stage 3 |\n|---|---|---|---|---|\n");
     for (int m = 0; m < SCALING_MODELS; m++) {
         static const int stages[] = {0, 1, 3};
         struct scaling_step s[3];
         for (int i = 0; i < 3; i++)
             TRY(scaling_forecast(
                 &s[i], &(struct scaling_case){(enum scaling_model)m, stages[i], 8, false}, "h100"));
-        put(p, "| %s | %.2f B |", m == SCALING_BERT_LARGE ? "BERT-large" : "decoder",
-            s[0].numel * 1e-9);
+        text_put(p, "| %s | %.2f B |", m == SCALING_BERT_LARGE ? "BERT-large" : "decoder",
+                 s[0].numel * 1e-9);
         for (int i = 0; i < 3; i++)
-            put(p, " %.2f |", (s[i].gather_bytes + s[i].reduce_bytes) * 1e-9);
-        put(p, "\n");
+            text_put(p, " %.2f |", (s[i].gather_bytes + s[i].reduce_bytes) * 1e-9);
+        text_put(p, "\n");
     }
     return ST_OK;
 }
 
-static enum status put_table(struct page *p, enum scaling_model model, int stage, bool hybrid)
+static enum status put_table(struct text_buffer *p, enum scaling_model model, int stage,
+                             bool hybrid)
 {
-    put(p,
-        "\n%s, stage %d, %s:\n\n| GPUs | 50 Gb/s | 100 Gb/s | 200 Gb/s | 400 Gb/s |\n"
-        "|---|---|---|---|---|\n",
-        model == SCALING_BERT_LARGE ? "BERT-large" : "Decoder", stage, hybrid ? "hybrid" : "flat");
+    text_put(p,
+             "\n%s, stage %d, %s:\n\n| GPUs | 50 Gb/s | 100 Gb/s | 200 Gb/s | 400 Gb/s |\n"
+             "|---|---|---|---|---|\n",
+             model == SCALING_BERT_LARGE ? "BERT-large" : "Decoder", stage,
+             hybrid ? "hybrid" : "flat");
     for (size_t g = 0; g < sizeof gpus / sizeof *gpus; g++) {
         if (hybrid && gpus[g] <= NODE_GPUS)
             continue; /* that is flat */
-        put(p, "| %d |", gpus[g]);
+        text_put(p, "| %d |", gpus[g]);
         for (size_t n = 0; n < sizeof networks / sizeof *networks; n++) {
             struct scaling_step s;
             const struct scaling_case c = {model, stage, gpus[g], hybrid};
             TRY(scaling_forecast(&s, &c, networks[n]));
-            put(p, " %.1f (%.0f%%) |", s.forecast.seconds * 1e3,
-                100 * s.forecast.exposed_seconds / s.forecast.seconds);
+            text_put(p, " %.1f (%.0f%%) |", s.forecast.seconds * 1e3,
+                     100 * s.forecast.exposed_seconds / s.forecast.seconds);
         }
-        put(p, "\n");
+        text_put(p, "\n");
     }
     return ST_OK;
 }
 
-static enum status put_all(struct page *p)
+static enum status put_all(struct text_buffer *p)
 {
     TRY(put_bytes(p));
-    put(p, "\n## Predicted steps\n\n"
+    text_put(
+        p, "\n## Predicted steps\n\n"
            "Milliseconds a step; in brackets the share of it in which communication is exposed.\n");
     for (int m = 0; m < SCALING_MODELS; m++) {
         for (int stage = m == SCALING_BERT_LARGE ? 0 : 1; stage < 4; stage += stage == 1 ? 2 : 1)
@@ -274,10 +259,9 @@ static enum status put_all(struct page *p)
 
 enum status scaling_format(char **text)
 {
-    struct page p = {0};
-    TRY(mem_alloc(&p.text, TEXT_BYTES));
-    *text = p.text;
-    return put_all(&p);
+    struct text_buffer page = {0};
+    size_t bytes;
+    return text_take(&page, put_all(&page), text, &bytes);
 }
 
 enum status scaling_print(void)

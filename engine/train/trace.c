@@ -6,6 +6,7 @@
 
 #include "engine/base/arena.h"
 #include "engine/base/file.h"
+#include "engine/base/text_buffer.h"
 
 struct times {
     struct device_timer begin, end;
@@ -119,28 +120,6 @@ enum status trace_join(struct trace *t, struct stream *s)
 
 /* ---- the file ---- */
 
-struct text {
-    char *data; /* owned */
-    size_t used, capacity;
-    enum status st; /* the first failure; later calls do nothing */
-};
-
-static void put(struct text *t, const char *fmt, ...) PRINTF_LIKE(2, 3);
-static void put(struct text *t, const char *fmt, ...)
-{
-    enum { LINE_BYTES = 1024 };
-    va_list args;
-    if (t->st == ST_OK)
-        t->st = mem_grow(&t->data, &t->capacity, t->used + LINE_BYTES, 1);
-    if (t->st != ST_OK)
-        return;
-    va_start(args, fmt);
-    int n = vsnprintf(t->data + t->used, LINE_BYTES, fmt, args);
-    va_end(args);
-    ASSERT(n >= 0 && n < LINE_BYTES);
-    t->used += (size_t)n;
-}
-
 /* Names come from the driver and the model; nothing in a JSON string may end it early. */
 static const char *plain(char out[128], const char *name)
 {
@@ -175,7 +154,7 @@ static enum status busy_ms(const struct times *x, double dur, double *busy)
     return ST_OK;
 }
 
-static enum status put_instr(struct text *text, const struct trace *t, int index, int rank)
+static enum status put_instr(struct text_buffer *text, const struct trace *t, int index, int rank)
 {
     const struct instr *in = &t->program->instrs[index];
     double ts = 0, dur = 0, busy = 0;
@@ -186,48 +165,50 @@ static enum status put_instr(struct text *text, const struct trace *t, int index
     plain(unit, in->unit >= 0 ? t->model->units[in->unit].name : "");
     if (in->micro_batch >= 0)
         snprintf(label, sizeof label, " m%d", in->micro_batch);
-    put(text,
-        ",\n{\"name\":\"%s%s%s%s\",\"cat\":\"%s\",\"ph\":\"X\",\"pid\":%d,\"tid\":%d,"
-        "\"ts\":%.3f,\"dur\":%.3f,",
-        program_op_name(in->op), unit[0] != '\0' ? " " : "", unit, label,
-        program_stream_name(in->stream), rank, (int)in->stream, ts * 1e3, dur * 1e3);
-    put(text,
-        "\"args\":{\"instr\":%d,\"op\":\"%s\",\"unit\":\"%s\",\"micro_batch\":%d,"
-        "\"bytes\":%zu,\"busy\":%.3f}}",
-        index, program_op_name(in->op), unit, in->micro_batch, collective_bytes(t, in), busy * 1e3);
+    text_put(text,
+             ",\n{\"name\":\"%s%s%s%s\",\"cat\":\"%s\",\"ph\":\"X\",\"pid\":%d,\"tid\":%d,"
+             "\"ts\":%.3f,\"dur\":%.3f,",
+             program_op_name(in->op), unit[0] != '\0' ? " " : "", unit, label,
+             program_stream_name(in->stream), rank, (int)in->stream, ts * 1e3, dur * 1e3);
+    text_put(text,
+             "\"args\":{\"instr\":%d,\"op\":\"%s\",\"unit\":\"%s\",\"micro_batch\":%d,"
+             "\"bytes\":%zu,\"busy\":%.3f}}",
+             index, program_op_name(in->op), unit, in->micro_batch, collective_bytes(t, in),
+             busy * 1e3);
     return ST_OK;
 }
 
-static enum status put_all(struct text *text, const struct trace *t, const struct trace_facts *f)
+static enum status put_all(struct text_buffer *text, const struct trace *t,
+                           const struct trace_facts *f)
 {
     double step_ms = 0;
     char device[128];
-    put(text,
-        "{\"traceEvents\":[\n{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,"
-        "\"args\":{\"name\":\"rank %d\"}}",
-        f->rank, f->rank);
+    text_put(text,
+             "{\"traceEvents\":[\n{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,"
+             "\"args\":{\"name\":\"rank %d\"}}",
+             f->rank, f->rank);
     for (int s = 0; s < PROGRAM_STREAMS; s++)
-        put(text,
-            ",\n{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":%d,"
-            "\"args\":{\"name\":\"%s\"}}",
-            f->rank, s, program_stream_name((enum program_stream)s));
+        text_put(text,
+                 ",\n{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":%d,"
+                 "\"args\":{\"name\":\"%s\"}}",
+                 f->rank, s, program_stream_name((enum program_stream)s));
     for (int i = 0; i < t->program->instr_count; i++)
         if (t->program->instrs[i].op != OP_CUT)
             TRY(put_instr(text, t, i, f->rank));
     TRY(device_timer_elapsed_ms(&t->times[0].begin, &t->joined, &step_ms));
-    put(text,
-        "],\n\"displayTimeUnit\":\"ms\",\n\"otherData\":{\"step\":%" PRId64
-        ",\"rank\":%d,\"world_size\":%d,\"tokens\":%" PRId64
-        ",\"device\":\"%s\",\"captured\":%s,\"step_us\":%.3f}}\n",
-        f->step, f->rank, f->world_size, f->tokens, plain(device, t->device->name),
-        f->captured ? "true" : "false", step_ms * 1e3);
+    text_put(text,
+             "],\n\"displayTimeUnit\":\"ms\",\n\"otherData\":{\"step\":%" PRId64
+             ",\"rank\":%d,\"world_size\":%d,\"tokens\":%" PRId64
+             ",\"device\":\"%s\",\"captured\":%s,\"step_us\":%.3f}}\n",
+             f->step, f->rank, f->world_size, f->tokens, plain(device, t->device->name),
+             f->captured ? "true" : "false", step_ms * 1e3);
     return text->st;
 }
 
 enum status trace_write(const struct trace *t, const char *path, const struct trace_facts *facts)
 {
     enum status st = ST_OK;
-    struct text text = {0};
+    struct text_buffer text = {0};
     char name[1024];
     size_t stem = strlen(path);
     int n;
@@ -240,7 +221,7 @@ enum status trace_write(const struct trace *t, const char *path, const struct tr
     if (n < 0 || (size_t)n >= sizeof name)
         return FAIL(INVALID, "--trace: the file's name is too long");
     TRY_GOTO(st, out, put_all(&text, t, facts));
-    TRY_GOTO(st, out, file_write(name, text.data, text.used));
+    TRY_GOTO(st, out, file_write(name, text.data, text.bytes));
 out:
     mem_free(&text.data);
     return st;
