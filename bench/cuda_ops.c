@@ -565,7 +565,7 @@ static enum status state_upload(struct bench *b)
 
 static enum status run(struct bench *b, const int64_t *rows, int row_count)
 {
-    struct op_limits limits = {16384, 1024, 4096, 16, MAX_COUNT, POSITIONS, VOCAB, 1};
+    struct op_limits limits = {32768, 1024, 4096, 16, MAX_COUNT, POSITIONS, VOCAB, 1};
     size_t batch_bytes = (size_t)1 << 20;
     void *workspace = NULL, *batch = NULL;
     enum status st = ST_OK;

@@ -5,6 +5,7 @@
 #
 #     check      right on GPUs, memory of the card                 bench/gpu/check.py
 #     ops        single ops and their floors                       bench/cuda_ops
+#     attention  attention beside PyTorch's varlen kernels         bench/gpu/attention.py
 #     steps      step times at all stages, all GPUs                bench/gpu/steps.py
 #     one        the same on one GPU, also with full sequences of 384 tokens
 #     breakdown  where a step's time goes: traces, and kernels through CUPTI
@@ -27,14 +28,14 @@ parts=
 for argument in "$@"; do
     case $argument in
     --dry-run) dry=--dry-run ;;
-    check | ops | steps | one | breakdown | variants | recipe) parts="$parts $argument" ;;
+    check | ops | attention | steps | one | breakdown | variants | recipe) parts="$parts $argument" ;;
     *)
         echo "run-bench-gpu: unknown part \"$argument\"; see the top of $0" >&2
         exit 2
         ;;
     esac
 done
-[ -n "$parts" ] || parts="check ops steps one breakdown variants recipe"
+[ -n "$parts" ] || parts="check ops attention steps one breakdown variants recipe"
 
 gpus=$(nvidia-smi -L 2>/dev/null | grep -c '^GPU ')
 if [ "$gpus" -eq 0 ] && [ -z "$dry" ]; then
@@ -83,6 +84,14 @@ part_ops() {
         fi
     done
     echo "SKIP: no bench/cuda_ops (scripts/gpu-carry.sh, or make build/release/bench/cuda_ops)"
+}
+
+part_attention() {
+    if [ "$torch" = yes ]; then
+        "$python" bench/gpu/attention.py || code=1
+    else
+        echo "SKIP: attention: it is compared with PyTorch"
+    fi
 }
 
 part_steps() {
@@ -151,6 +160,7 @@ for part in $parts; do
     case $part in
     check) part_check ;;
     ops) part_ops ;;
+    attention) part_attention ;;
     steps) part_steps ;;
     one) part_one ;;
     breakdown) part_breakdown ;;
