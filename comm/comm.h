@@ -138,6 +138,9 @@ MUST_CHECK enum status comm_any_memory(struct comm *comm, struct device *device,
                                        size_t bytes);
 void comm_any_memory_close(struct comm *comm, struct device *device, void **memory);
 
+/** comm_add() - sum += in, for communicators that sum in rank order. They do not overlap. */
+void comm_add(float *sum, const float *in, int64_t numel);
+
 C_END
 
 #endif

@@ -124,18 +124,6 @@ static void fail_mismatch(struct local_world *w, uint64_t n, int a, int b)
 
 /* ---- reading -------------------------------------------------------------------------------- */
 
-static void add_to(float *restrict sum, const float *restrict in, int64_t n)
-{
-    enum { LANES = 16 }; /* a known count: the compiler makes vectors of it */
-    int64_t i = 0;
-    for (; i + LANES <= n; i += LANES) {
-        for (int k = 0; k < LANES; k++)
-            sum[i + k] += in[i + k];
-    }
-    for (; i < n; i++)
-        sum[i] += in[i];
-}
-
 /* Rank by rank in a block that stays in cache; the last store allows out to be the own input. */
 static void reduce_scatter_read(const struct local_world *w, int rank, uint64_t n)
 {
@@ -149,7 +137,7 @@ static void reduce_scatter_read(const struct local_world *w, int rank, uint64_t 
             if (r == 0)
                 memcpy(sum, in, (size_t)count * sizeof *sum);
             else
-                add_to(sum, in, count);
+                comm_add(sum, in, count);
         }
         memcpy(out + at, sum, (size_t)count * sizeof *sum);
     }

@@ -265,18 +265,6 @@ static enum status start(struct mpi_comm *m, struct collective *c)
     return MPI(MPI_Ibcast(c->recv, count, type, c->root, comm, &c->request));
 }
 
-static void add_to(float *restrict sum, const float *restrict in, int64_t n)
-{
-    enum { LANES = 16 }; /* a known count: the compiler makes vectors of it */
-    int64_t i = 0;
-    for (; i + LANES <= n; i += LANES) {
-        for (int k = 0; k < LANES; k++)
-            sum[i + k] += in[i + k];
-    }
-    for (; i < n; i++)
-        sum[i] += in[i];
-}
-
 /* In rank order, as comm/local does. */
 static void sum_staging(const struct mpi_comm *m, const struct collective *c)
 {
@@ -285,7 +273,7 @@ static void sum_staging(const struct mpi_comm *m, const struct collective *c)
         int64_t count = c->numel - at < SUM_BLOCK ? c->numel - at : SUM_BLOCK;
         memcpy(out + at, m->staging + at, (size_t)count * sizeof *out);
         for (int r = 1; r < m->base.world_size; r++)
-            add_to(out + at, m->staging + r * c->numel + at, count);
+            comm_add(out + at, m->staging + r * c->numel + at, count);
     }
 }
 

@@ -118,7 +118,7 @@ struct checkpoint_writer { /* zero-initialise */
     struct checkpoint_chunk *chunks;
     size_t stream_capacity, stream_count, chunk_capacity, chunk_count;
     struct pool pool; /* names */
-    int64_t writes;   /* write() calls made: one a chunk, and two for the ends */
+    int64_t writes;   /* pieces written: one a chunk, and two for the ends */
 };
 
 /**
@@ -286,6 +286,11 @@ MUST_CHECK enum status checkpoint_verify(const struct checkpoint *c,
                                          void *context);
 
 /* ---- the folder of all checkpoints ----------------------------------------------------------- */
+
+enum { CHECKPOINT_STEP_NAME_BYTES = 64 };
+
+/** checkpoint_step_name() - "step-00000042". */
+void checkpoint_step_name(char out[CHECKPOINT_STEP_NAME_BYTES], int64_t step);
 
 struct checkpoint_entry {
     char path[CHECKPOINT_PATH_BYTES];

@@ -17,7 +17,7 @@
 /* ---- looking around -------------------------------------------------------------------------- */
 
 struct candidate {
-    char name[2 * FOLDER_NAME_BYTES];
+    char name[2 * CHECKPOINT_STEP_NAME_BYTES];
     int64_t step;
     bool is_aside;
 };
@@ -244,11 +244,12 @@ static bool is_complete(const char *path)
 
 static enum status sweep_one(const char *dir, const struct candidate *it)
 {
-    char path[CHECKPOINT_PATH_BYTES], named[CHECKPOINT_PATH_BYTES], name[FOLDER_NAME_BYTES];
+    char path[CHECKPOINT_PATH_BYTES], named[CHECKPOINT_PATH_BYTES],
+        name[CHECKPOINT_STEP_NAME_BYTES];
     TRY(path_join(path, sizeof path, dir, it->name));
     if (it->is_aside) {
         struct stat info;
-        folder_step_name(name, it->step);
+        checkpoint_step_name(name, it->step);
         TRY(path_join(named, sizeof named, dir, name));
         if (lstat(named, &info) != 0 && is_complete(path))
             return folder_move(path, named);

@@ -16,16 +16,16 @@
 #include "engine/base/log.h"
 #include "io/checkpoint_format.h"
 
-void folder_step_name(char out[FOLDER_NAME_BYTES], int64_t step)
+void checkpoint_step_name(char out[CHECKPOINT_STEP_NAME_BYTES], int64_t step)
 {
-    snprintf(out, FOLDER_NAME_BYTES, "step-%08" PRId64, step);
+    snprintf(out, CHECKPOINT_STEP_NAME_BYTES, "step-%08" PRId64, step);
 }
 
 /* The step of "step-N"; -1 if @name is anything else. @bytes: of the name; what follows is not
  * looked at, so that a hidden name is read from behind its prefix. */
 int64_t folder_step_of(const char *name, size_t bytes)
 {
-    char digits[24], again[FOLDER_NAME_BYTES];
+    char digits[24], again[CHECKPOINT_STEP_NAME_BYTES];
     if (strncmp(name, "step-", 5) != 0 || bytes < 5 + 8 || bytes - 5 >= sizeof digits)
         return -1;
     memcpy(digits, name + 5, bytes - 5);
@@ -34,7 +34,7 @@ int64_t folder_step_of(const char *name, size_t bytes)
         return -1;
     errno = 0;
     long long step = strtoll(digits, NULL, 10);
-    folder_step_name(again, step);
+    checkpoint_step_name(again, step);
     return errno == 0 && strlen(again) == bytes && strncmp(again, name, bytes) == 0 ? step : -1;
 }
 
@@ -68,8 +68,8 @@ enum status folder_move(const char *from, const char *to)
 enum status folder_make_hidden(char *path, const char *dir, const char *prefix, int64_t step)
 {
     static atomic_uint counter;
-    char name[FOLDER_NAME_BYTES], hidden[2 * FOLDER_NAME_BYTES];
-    folder_step_name(name, step);
+    char name[CHECKPOINT_STEP_NAME_BYTES], hidden[2 * CHECKPOINT_STEP_NAME_BYTES];
+    checkpoint_step_name(name, step);
     for (int attempt = 0; attempt < 1000; attempt++) {
         snprintf(hidden, sizeof hidden, "%s%s-%ld-%u", prefix, name, (long)getpid(),
                  atomic_fetch_add(&counter, 1));

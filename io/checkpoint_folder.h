@@ -17,11 +17,6 @@ C_BEGIN
 #define FOLDER_ASIDE  ".old-"
 #define FOLDER_DOOMED ".del-"
 
-enum { FOLDER_NAME_BYTES = 64 };
-
-/** folder_step_name() - "step-00000042". */
-void folder_step_name(char out[FOLDER_NAME_BYTES], int64_t step);
-
 /** folder_step_of() - the step of the name that is @bytes long; -1 if it is anything else. */
 int64_t folder_step_of(const char *name, size_t bytes);
 

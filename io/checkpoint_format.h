@@ -90,10 +90,6 @@ MUST_CHECK enum status index_read(struct checkpoint *c);
 
 /* ---- system calls ---------------------------------------------------------------------------- */
 
-/** checkpoint_read_at() - exactly @bytes; ST_CORRUPT if the file ends before. */
-MUST_CHECK enum status checkpoint_read_at(int fd, const char *path, void *out, size_t bytes,
-                                          int64_t offset);
-
 /** checkpoint_open_file() - open for reading; regular files only. @bytes: its size, or NULL. */
 MUST_CHECK enum status checkpoint_open_file(int *fd, int64_t *bytes, const char *path);
 

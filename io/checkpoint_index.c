@@ -16,24 +16,6 @@
 
 /* ---- system calls ---------------------------------------------------------------------------- */
 
-enum status checkpoint_read_at(int fd, const char *path, void *out, size_t bytes, int64_t offset)
-{
-    for (size_t done = 0; done < bytes;) {
-        ssize_t n = file_fault_due() ? -1
-                                     : pread(fd, (char *)out + done, bytes - done,
-                                             (off_t)(offset + (int64_t)done));
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return FAIL(IO, "%s: %s", path, strerror(errno));
-        if (n == 0)
-            return FAIL(CORRUPT, "%s: ends at byte %" PRId64 ", it has become shorter", path,
-                        offset + (int64_t)done);
-        done += (size_t)n;
-    }
-    return ST_OK;
-}
-
 /* Not to wait for the other end of a pipe that stands there instead of a file. */
 enum status checkpoint_open_file(int *fd, int64_t *bytes, const char *path)
 {
@@ -67,7 +49,7 @@ static enum status check_foot(const struct checkpoint *c, const struct data_file
     const struct format_foot *f = &d->foot;
     const char head_magic[] = CHECKPOINT_HEAD_MAGIC, foot_magic[] = CHECKPOINT_FOOT_MAGIC;
     struct format_head head;
-    TRY(checkpoint_read_at(d->fd, d->path, &head, sizeof head, 0));
+    TRY(file_read_at(d->fd, d->path, &head, sizeof head, 0));
     if (memcmp(head.magic, head_magic, sizeof head.magic) != 0 ||
         memcmp(f->magic, foot_magic, sizeof f->magic) != 0)
         return FAIL(CORRUPT, "%s: is not a data file of a checkpoint, or is damaged", d->path);
@@ -97,12 +79,11 @@ static enum status read_index(const struct checkpoint *c, struct data_file *d,
                     bytes, line->bytes);
     if (bytes < (int64_t)(sizeof(struct format_head) + sizeof d->foot))
         return FAIL(CORRUPT, "%s: %" PRId64 " bytes are too few for a data file", d->path, bytes);
-    TRY(checkpoint_read_at(d->fd, d->path, &d->foot, sizeof d->foot,
-                           bytes - (int64_t)sizeof d->foot));
+    TRY(file_read_at(d->fd, d->path, &d->foot, sizeof d->foot, bytes - (int64_t)sizeof d->foot));
     TRY(check_foot(c, d, bytes));
     size_t tail = (size_t)d->foot.index_bytes + sizeof d->foot;
     TRY(mem_alloc(&d->index, tail));
-    TRY(checkpoint_read_at(d->fd, d->path, d->index, tail, (int64_t)d->foot.index_first));
+    TRY(file_read_at(d->fd, d->path, d->index, tail, (int64_t)d->foot.index_first));
     uint64_t hash = XXH3_64bits(d->index, tail - FOOT_UNHASHED_BYTES);
     if (hash != d->foot.hash)
         return FAIL(CORRUPT, "%s: its index is damaged: the hash differs", d->path);

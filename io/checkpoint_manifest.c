@@ -414,7 +414,7 @@ static enum status read_text(char **text, size_t *bytes, const char *path)
         goto out;
     }
     TRY_GOTO(st, out, mem_alloc(text, (size_t)size + 1));
-    TRY_GOTO(st, out, checkpoint_read_at(fd, path, *text, (size_t)size, 0));
+    TRY_GOTO(st, out, file_read_at(fd, path, *text, (size_t)size, 0));
     *bytes = (size_t)size;
 out:
     close(fd);

@@ -64,8 +64,9 @@ static enum status give_name(const char *path, const char *dir, const char *temp
 /* For people and scripts; nothing of ours trusts it, so it may fail. */
 static void write_hint(const char *dir, int64_t step)
 {
-    char path[CHECKPOINT_PATH_BYTES], name[FOLDER_NAME_BYTES], line[FOLDER_NAME_BYTES + 1];
-    folder_step_name(name, step);
+    char path[CHECKPOINT_PATH_BYTES], name[CHECKPOINT_STEP_NAME_BYTES],
+        line[CHECKPOINT_STEP_NAME_BYTES + 1];
+    checkpoint_step_name(name, step);
     snprintf(line, sizeof line, "%s\n", name);
     enum status st = path_join(path, sizeof path, dir, "latest");
     if (st == ST_OK)
@@ -78,10 +79,10 @@ static void write_hint(const char *dir, int64_t step)
 enum status checkpoint_publish(char *path, const char *dir, const char *temp,
                                const struct checkpoint_manifest *manifest)
 {
-    char name[FOLDER_NAME_BYTES], final[CHECKPOINT_PATH_BYTES];
+    char name[CHECKPOINT_STEP_NAME_BYTES], final[CHECKPOINT_PATH_BYTES];
     if (manifest->step < 0)
         return FAIL(INVALID, "a checkpoint of step %" PRId64, manifest->step);
-    folder_step_name(name, manifest->step);
+    checkpoint_step_name(name, manifest->step);
     TRY(path_join(final, sizeof final, dir, name));
     TRY(manifest_write(temp, manifest));
     TRY(folder_check_whole(temp));

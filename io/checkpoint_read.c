@@ -69,7 +69,7 @@ static enum status load_chunk(struct checkpoint_reader *r, size_t number, float 
     TRY(open_file(r, path, k->file));
     for (int p = 0; p < PLANES; p++)
         bytes += k->plane_bytes[p];
-    TRY(checkpoint_read_at(r->fd, path, r->packed, bytes, k->offset));
+    TRY(file_read_at(r->fd, path, r->packed, bytes, k->offset));
     if (!chunk_unpack(out, r->planes, r->packed, k->plane_bytes, k->numel, r->zstd) ||
         XXH3_64bits(out, sizeof *out * (size_t)k->numel) != k->hash)
         return FAIL(CORRUPT,
@@ -190,7 +190,7 @@ static enum status hash_file(const struct checkpoint *c, const struct checkpoint
     }
     for (int64_t done = 0; done < bytes;) {
         size_t n = bytes - done < (int64_t)buffer_bytes ? (size_t)(bytes - done) : buffer_bytes;
-        TRY_GOTO(st, out, checkpoint_read_at(fd, path, buffer, n, done));
+        TRY_GOTO(st, out, file_read_at(fd, path, buffer, n, done));
         XXH3_64bits_update(hash, buffer, n);
         done += (int64_t)n;
     }

@@ -15,16 +15,8 @@
 
 static enum status append(struct checkpoint_writer *w, const void *data, size_t bytes)
 {
-    for (size_t done = 0; done < bytes;) {
-        ssize_t n = file_fault_due() ? -1 : write(w->fd, (const char *)data + done, bytes - done);
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return FAIL(IO, "%s: byte %" PRId64 ": %s", w->path, w->file.bytes + (int64_t)done,
-                        strerror(errno));
-        done += (size_t)n;
-        w->writes++;
-    }
+    TRY(file_write_at(w->fd, w->path, data, bytes, w->file.bytes));
+    w->writes++;
     XXH3_64bits_update(w->hash, data, bytes);
     w->file.bytes += (int64_t)bytes;
     return ST_OK;

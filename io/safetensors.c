@@ -46,22 +46,6 @@ struct place {
     const char *path, *tensor;
 };
 
-static enum status read_exactly(int fd, const char *path, void *out, size_t bytes, int64_t offset)
-{
-    for (size_t done = 0; done < bytes;) {
-        ssize_t n = pread(fd, (char *)out + done, bytes - done, (off_t)(offset + (int64_t)done));
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return FAIL(IO, "%s: %s", path, strerror(errno));
-        if (n == 0)
-            return FAIL(CORRUPT, "%s: ends at byte %lld, it has become shorter", path,
-                        (long long)(offset + (int64_t)done));
-        done += (size_t)n;
-    }
-    return ST_OK;
-}
-
 static enum status parse_dtype(const char **name, int *bits, const json_t *entry, struct place at)
 {
     const json_t *value = json_object_get(entry, "dtype");
@@ -237,7 +221,7 @@ static enum status read_length(struct safetensors *st, int64_t *header_bytes, in
     if (info.st_size < LENGTH_BYTES)
         return FAIL(CORRUPT, "%s: not a safetensors file: it has %lld bytes", st->path,
                     (long long)info.st_size);
-    TRY(read_exactly(st->fd, st->path, start, sizeof start, 0));
+    TRY(file_read_at(st->fd, st->path, start, sizeof start, 0));
     if (memcmp(start, "version ", sizeof start) == 0)
         return FAIL(CORRUPT,
                     "%s: a Git LFS pointer stands here, fetch the file itself (git lfs "
@@ -267,7 +251,7 @@ enum status safetensors_open(struct safetensors *st, const char *path)
     TRY_GOTO(status, out, read_length(st, &header_bytes, &file_bytes));
     TRY_GOTO(status, out, mem_alloc(&header, (size_t)header_bytes + 1));
     TRY_GOTO(status, out,
-             read_exactly(st->fd, st->path, header, (size_t)header_bytes, LENGTH_BYTES));
+             file_read_at(st->fd, st->path, header, (size_t)header_bytes, LENGTH_BYTES));
     TRY_GOTO(
         status, out,
         parse_header(st, header, (size_t)header_bytes, file_bytes - LENGTH_BYTES - header_bytes));
@@ -301,13 +285,13 @@ enum status safetensors_read(const struct safetensors *st, const struct safetens
     ASSERT(first >= 0 && count >= 0 && first <= tensor->numel && count <= tensor->numel - first);
     bool is_f16 = strcmp(tensor->dtype, "F16") == 0;
     if (strcmp(tensor->dtype, "F32") == 0)
-        return read_exactly(st->fd, st->path, out, (size_t)count * sizeof *out,
+        return file_read_at(st->fd, st->path, out, (size_t)count * sizeof *out,
                             tensor->first_byte + first * 4);
     if (!is_f16 && strcmp(tensor->dtype, "BF16") != 0)
         return FAIL(UNSUPPORTED, "%s: tensor \"%.200s\" is %s; F32, F16 and BF16 are read",
                     st->path, tensor->name, tensor->dtype);
     char *narrow = (char *)out + 2 * count; /* the upper half: widening reads ahead of its writes */
-    TRY(read_exactly(st->fd, st->path, narrow, (size_t)count * 2, tensor->first_byte + first * 2));
+    TRY(file_read_at(st->fd, st->path, narrow, (size_t)count * 2, tensor->first_byte + first * 2));
     half_widen(out, narrow, count, is_f16 ? HALF_F16 : HALF_BF16);
     return ST_OK;
 }

@@ -84,22 +84,6 @@ out:
 
 /* ---- writing --------------------------------------------------------------------------------- */
 
-static enum status write_exactly(struct safetensors_writer *w, const void *data, size_t bytes,
-                                 int64_t offset)
-{
-    for (size_t done = 0; done < bytes;) {
-        ssize_t n = file_fault_due() ? -1
-                                     : pwrite(w->fd, (const char *)data + done, bytes - done,
-                                              (off_t)(offset + (int64_t)done));
-        if (n < 0 && errno == EINTR)
-            continue;
-        if (n < 0)
-            return FAIL(IO, "%s: %s", w->path, strerror(errno));
-        done += (size_t)n;
-    }
-    return ST_OK;
-}
-
 static enum status place_writer(struct safetensors_writer *w, const char *dir, const char *name,
                                 const char *temporary, const struct safetensors_tensor *tensors,
                                 int count)
@@ -157,7 +141,7 @@ enum status safetensors_create(struct safetensors_writer *w, const char *dir, co
     if (count > 0)
         end = tensors[count - 1].first_byte + tensors[count - 1].bytes;
     TRY_GOTO(st, out, reserve(w, end));
-    TRY_GOTO(st, out, write_exactly(w, header, bytes, 0));
+    TRY_GOTO(st, out, file_write_at(w->fd, w->path, header, bytes, 0));
 out:
     mem_free(&header);
     if (st != ST_OK)
@@ -198,7 +182,7 @@ static enum status write_narrow(struct safetensors_writer *w, const struct safet
                         "%s: tensor %.200s, element %" PRId64 ": %.9g is beyond the largest %s, %s",
                         w->path, t->name, first + done + misfit, (double)values[done + misfit],
                         t->dtype, is_f16 ? "65504; bf16 and fp32 have room for it" : "3.39e38");
-        TRY(write_exactly(w, narrow, (size_t)n * sizeof *narrow,
+        TRY(file_write_at(w->fd, w->path, narrow, (size_t)n * sizeof *narrow,
                           t->first_byte + (first + done) * (int64_t)sizeof *narrow));
     }
     return ST_OK;
@@ -212,7 +196,7 @@ enum status safetensors_write_range(struct safetensors_writer *w, int index, int
     ASSERT(first >= 0 && count >= 0 && first <= t->numel && count <= t->numel - first);
     if (!is_f32(t))
         return write_narrow(w, t, first, count, values);
-    return write_exactly(w, values, (size_t)count * sizeof *values,
+    return file_write_at(w->fd, w->path, values, (size_t)count * sizeof *values,
                          t->first_byte + first * (int64_t)sizeof *values);
 }
 

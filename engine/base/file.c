@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <limits.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -161,7 +162,38 @@ out:
     return st;
 }
 
+enum status file_read_at(int fd, const char *path, void *out, size_t bytes, int64_t offset)
+{
+    for (size_t done = 0; done < bytes;) {
+        int64_t at = offset + (int64_t)done;
+        ssize_t n = should_fail() ? -1 : pread(fd, (char *)out + done, bytes - done, (off_t)at);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return FAIL(IO, "%s: %s", path, strerror(errno));
+        if (n == 0)
+            return FAIL(CORRUPT, "%s: ends at byte %" PRId64 ", it has become shorter", path, at);
+        done += (size_t)n;
+    }
+    return ST_OK;
+}
+
 /* ---- writing --------------------------------------------------------------------------------- */
+
+enum status file_write_at(int fd, const char *path, const void *data, size_t bytes, int64_t offset)
+{
+    for (size_t done = 0; done < bytes;) {
+        int64_t at = offset + (int64_t)done;
+        const char *from = (const char *)data + done;
+        ssize_t n = should_fail() ? -1 : pwrite(fd, from, bytes - done, (off_t)at);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return FAIL(IO, "%s: byte %" PRId64 ": %s", path, at, strerror(errno));
+        done += (size_t)n;
+    }
+    return ST_OK;
+}
 
 static enum status write_all(int fd, const char *data, size_t bytes, const char *path)
 {

@@ -37,6 +37,16 @@ MUST_CHECK enum status file_read(struct file_text *text, const char *path);
  */
 MUST_CHECK enum status file_write(const char *path, const void *data, size_t bytes);
 
+/** file_read_at() - exactly @bytes of @fd from @offset on. @path: for messages.
+ * Return: ST_OK; ST_IO; ST_CORRUPT (the file ends before). */
+MUST_CHECK enum status file_read_at(int fd, const char *path, void *out, size_t bytes,
+                                    int64_t offset);
+
+/** file_write_at() - @bytes of @data to @fd from @offset on.
+ * Return: ST_OK; ST_IO, with the byte. */
+MUST_CHECK enum status file_write_at(int fd, const char *path, const void *data, size_t bytes,
+                                     int64_t offset);
+
 /** file_make_dirs() - mkdir -p; what is made is on the disk. Return: ST_OK, also if it is there;
  * ST_IO. */
 MUST_CHECK enum status file_make_dirs(const char *path);

@@ -218,11 +218,11 @@ out:
 
 static enum status remove_old(const struct checkpointer *c)
 {
-    char best[CHECKPOINT_PATH_BYTES];
+    char best[CHECKPOINT_STEP_NAME_BYTES];
     /* Until this run has passed them, the newest ones are not its own. */
     if (c->config->checkpoint.keep == 0 || c->step < c->obsolete)
         return ST_OK;
-    snprintf(best, sizeof best, "step-%08" PRId64, c->best_step);
+    checkpoint_step_name(best, c->best_step);
     return checkpoint_remove_old(c->dir, (int)c->config->checkpoint.keep,
                                  c->best_step >= 0 ? best : NULL);
 }
@@ -461,8 +461,8 @@ enum status checkpointer_evaluated(struct checkpointer *c, struct trainer *t,
 
 static enum status find_best(const struct checkpointer *c, char *path)
 {
-    char name[64];
-    snprintf(name, sizeof name, "step-%08" PRId64, c->best_step);
+    char name[CHECKPOINT_STEP_NAME_BYTES];
+    checkpoint_step_name(name, c->best_step);
     TRY(path_join(path, CHECKPOINT_PATH_BYTES, c->dir, name));
     if (checkpoint_is_one(path))
         return ST_OK;

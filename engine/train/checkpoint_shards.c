@@ -1,6 +1,5 @@
 #include "engine/train/checkpoint_shards.h"
 
-#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
@@ -108,8 +107,8 @@ static enum status prepare(struct shard_writer *w)
 
 static enum status refuse_existing(const char *dir, int64_t step)
 {
-    char name[64], path[CHECKPOINT_PATH_BYTES];
-    snprintf(name, sizeof name, "step-%08" PRId64, step);
+    char name[CHECKPOINT_STEP_NAME_BYTES], path[CHECKPOINT_PATH_BYTES];
+    checkpoint_step_name(name, step);
     TRY(path_join(path, sizeof path, dir, name));
     if (access(path, F_OK) == 0)
         return FAIL(INVALID,
