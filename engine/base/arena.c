@@ -133,7 +133,6 @@ struct pool_block {
     struct pool_block *next;
     size_t used, capacity; /* bytes behind this header */
 };
-_Static_assert(sizeof(struct pool_block) % 8 == 0, "payload stays aligned");
 
 enum { POOL_HEADER_BYTES = (sizeof(struct pool_block) + POOL_ALIGN - 1) / POOL_ALIGN * POOL_ALIGN };
 

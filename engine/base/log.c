@@ -4,7 +4,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
-#include <unistd.h>
 
 static atomic_int threshold = LOG_INFO;
 static _Thread_local int log_rank = -1;

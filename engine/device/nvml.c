@@ -70,7 +70,6 @@ enum status nvml_open(struct nvml **out, const char *bus_id)
     struct nvml *n = NULL;
     *out = NULL;
     TRY(mem_alloc(&n, sizeof *n));
-    memset(n, 0, sizeof *n);
     TRY_GOTO(st, out, bind(n, bus_id));
     *out = n;
     return ST_OK;

@@ -4,7 +4,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "engine/base/log.h"
 #include "engine/train/progress.h"
 
 _Static_assert((int)ON_COMPUTE == (int)STREAM_COMPUTE && (int)ON_GATHER == (int)STREAM_GATHER &&
@@ -179,7 +178,7 @@ static enum status end_lives(struct turn *t, int index)
 }
 
 /* FLUSH: what was carried is not needed any more. */
-static enum status end_carried(struct turn *t)
+static void end_carried(struct turn *t)
 {
     struct executor *ex = t->ex;
     for (int i = 0; i < t->program->shared_count; i++) {
@@ -189,7 +188,6 @@ static enum status end_carried(struct turn *t)
         device_free(ex->device, &ex->shared[i]);
         ex->live[b->category] -= b->bytes;
     }
-    return ST_OK;
 }
 
 /* ---- instructions ---- */
@@ -504,7 +502,9 @@ static enum status run_turn(struct turn *t)
         t->ex->update_due = t->program->kind == PROGRAM_STEP;
     if (t->ex->trace != NULL)
         TRY(trace_join(t->ex->trace, &t->ex->device->streams[STREAM_COMPUTE]));
-    return t->program->kind == PROGRAM_FLUSH ? end_carried(t) : ST_OK;
+    if (t->program->kind == PROGRAM_FLUSH)
+        end_carried(t);
+    return ST_OK;
 }
 
 static enum status capture_piece(struct turn *t, int first, int end)
