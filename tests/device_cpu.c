@@ -1,8 +1,10 @@
 /* engine/device/device.h on the CPU. */
 #include <string.h>
+#include <sys/mman.h>
 
 #include "engine/base/arena.h"
 #include "engine/device/device.h"
+#include "engine/device/host_memory.h"
 #include "tests/support/support.h"
 
 static void opens_with_a_name_and_streams(void **state)
@@ -139,6 +141,44 @@ static void marks_and_timers(void **state)
     device_close(&device);
 }
 
+/* A run that has its memory does not lose it in the midst of a step. */
+static void large_memory_has_its_pages_at_once(void **state)
+{
+    (void)state;
+    const size_t bytes = ((size_t)100 << 20) + 12345;
+    for (int threads = 1; threads <= 3; threads += 2) {
+        struct device *device;
+        void *memory;
+        size_t before, after;
+        assert_ok(device_open(&device, DEVICE_CPU, PRECISION_AUTO, 0, threads));
+        assert_ok(device_memory_used(device, &before));
+        assert_ok(device_alloc(device, &memory, bytes));
+        assert_ok(device_memory_used(device, &after));
+        assert_true(after >= before + bytes - (1 << 20));
+        assert_true(after <= before + bytes + (1 << 20));
+        device_free(device, &memory);
+        device_close(&device);
+    }
+}
+
+static void populating_keeps_what_is_there_and_fails_where_nothing_can_be(void **state)
+{
+    (void)state;
+    const size_t bytes = (size_t)40 << 20, page = 4096;
+    char *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_ptr_not_equal(memory, MAP_FAILED);
+    memory[0] = memory[bytes - 1] = 7;
+    assert_ok(host_memory_populate(NULL, memory + 1, bytes - 2));
+    assert_ok(host_memory_populate(NULL, memory + 1, 0));
+    assert_int_equal(memory[0], 7);
+    assert_int_equal(memory[bytes - 1], 7);
+    assert_int_equal(memory[bytes / 2], 0);
+    assert_int_equal(munmap(memory + bytes / 2, page), 0);
+    assert_fails(host_memory_populate(NULL, memory, bytes), ST_MEMORY,
+                 "no pages for 41943040 bytes");
+    munmap(memory, bytes);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -147,6 +187,8 @@ int main(void)
         cmocka_unit_test(memory_is_aligned_copied_and_filled),
         cmocka_unit_test(a_pending_event_completes_once_when_waited_for),
         cmocka_unit_test(marks_and_timers),
+        cmocka_unit_test(large_memory_has_its_pages_at_once),
+        cmocka_unit_test(populating_keeps_what_is_there_and_fails_where_nothing_can_be),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -311,7 +311,7 @@ static void the_tightest_control_group_says_what_is_free(void **state)
     put("sys/fs/cgroup/a/memory.max", "3000000\n");
     put("sys/fs/cgroup/a/memory.current", "2500000\n");
     assert_int_equal(free_bytes(), 500000);
-    put("sys/fs/cgroup/a/memory.stat", "anon 7\ninactive_file 400000\n");
+    put("sys/fs/cgroup/a/memory.stat", "anon 7\ninactive_file 300000\nactive_file 100000\n");
     assert_int_equal(free_bytes(), 900000);
     put("sys/fs/cgroup/a/b/memory.max", "1001\n");
     assert_int_equal(free_bytes(), 1);
@@ -322,7 +322,8 @@ static void the_tightest_control_group_says_what_is_free(void **state)
     put("sys/fs/cgroup/memory/memory.limit_in_bytes", "2000000\n");
     put("sys/fs/cgroup/memory/memory.usage_in_bytes", "700000\n");
     assert_int_equal(free_bytes(), 1300000);
-    put("sys/fs/cgroup/memory/memory.stat", "inactive_file 5\ntotal_inactive_file 100000\n");
+    put("sys/fs/cgroup/memory/memory.stat",
+        "inactive_file 5\ntotal_inactive_file 90000\ntotal_active_file 10000\n");
     assert_int_equal(free_bytes(), 1400000);
     put("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");
     assert_int_equal(free_bytes(), 4096000);

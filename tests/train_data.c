@@ -30,7 +30,7 @@ static void load(struct run_data *data, const struct run_config *c)
     assert_ok(run_data_load(data, c, true));
 }
 
-static void cached_training_data_is_the_same_and_is_not_parsed(void **state)
+static void cached_data_is_the_same_and_is_not_parsed(void **state)
 {
     (void)state;
     struct run_config c = with_cache("one");
@@ -41,7 +41,7 @@ static void cached_training_data_is_the_same_and_is_not_parsed(void **state)
     assert_true(built.train.data.example_count > 0);
     assert_true(kept.train.cached && kept.eval.cached);
     assert_int_equal(kept.train.data.example_count, 0);
-    assert_true(kept.eval.data.example_count > 0); /* its texts are the answers */
+    assert_int_equal(kept.eval.data.example_count, 0);
     assert_true(kept.train.data.content_hash == built.train.data.content_hash);
     assert_int_equal(kept.train.count, built.train.count);
     assert_int_equal(kept.train.examples, built.train.examples);
@@ -54,17 +54,52 @@ static void cached_training_data_is_the_same_and_is_not_parsed(void **state)
     run_data_release(&kept);
 }
 
-static void training_questions_that_are_evaluated_are_parsed(void **state)
+static void texts_are_parsed_once_when_they_are_asked_for(void **state)
 {
     (void)state;
     struct run_config c = with_cache("two");
+    const struct squad_data *texts = NULL, *again = NULL;
+    struct squad_data kept = {0};
     struct run_data data;
-    for (int i = 0; i < 2; i++) {
-        c.eval.train_samples = i;
-        load(&data, &c);
-        assert_true(data.train.data.example_count > 0);
-        run_data_release(&data);
-    }
+    load(&data, &c);
+    assert_ok(split_texts(&texts, &kept, &data.eval)); /* they were parsed for the features */
+    assert_ptr_equal(texts, &data.eval.data);
+    assert_int_equal(kept.example_count, 0);
+    run_data_release(&data);
+    load(&data, &c);
+    assert_ok(split_texts(&texts, &kept, &data.eval));
+    assert_ptr_equal(texts, &kept);
+    assert_int_equal(kept.example_count, data.eval.examples);
+    const char *context = kept.examples[0].context;
+    assert_ok(split_texts(&again, &kept, &data.eval));
+    assert_ptr_equal(context, again->examples[0].context);
+    squad_release(&kept);
+    run_data_release(&data);
+}
+
+/* Answers out of other texts than those of the features would be nonsense. */
+static void a_file_that_changed_since_the_start_is_an_error(void **state)
+{
+    (void)state;
+    struct run_config c = with_cache("five");
+    const struct squad_data *texts = NULL;
+    struct squad_data kept = {0};
+    struct run_data data;
+    struct file_text text;
+    assert_ok(file_read(&text, c.data.eval));
+    scratch_put(&scratch, c.data.eval, "changes.json", text.data, text.bytes);
+    load(&data, &c);
+    run_data_release(&data);
+    load(&data, &c);
+    char *question = strstr(text.data, "\"question\":\"");
+    assert_non_null(question);
+    char *at = question + strlen("\"question\":\"");
+    *at = *at == 'x' ? 'y' : 'x';
+    scratch_put(&scratch, c.data.eval, "changes.json", text.data, text.bytes);
+    mem_free(&text.data);
+    assert_fails(split_texts(&texts, &kept, &data.eval), ST_INVALID, "has changed since");
+    assert_int_equal(kept.example_count, 0);
+    run_data_release(&data);
 }
 
 static void a_run_from_the_cache_has_the_bits_of_the_first(void **state)
@@ -108,8 +143,9 @@ static void wrong_answers_are_an_error_with_a_cache_too(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(cached_training_data_is_the_same_and_is_not_parsed),
-        cmocka_unit_test(training_questions_that_are_evaluated_are_parsed),
+        cmocka_unit_test(cached_data_is_the_same_and_is_not_parsed),
+        cmocka_unit_test(texts_are_parsed_once_when_they_are_asked_for),
+        cmocka_unit_test(a_file_that_changed_since_the_start_is_an_error),
         cmocka_unit_test(a_run_from_the_cache_has_the_bits_of_the_first),
         cmocka_unit_test(wrong_answers_are_an_error_with_a_cache_too),
     };

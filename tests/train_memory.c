@@ -258,6 +258,23 @@ static void b60_the_process_grows_by_the_arena(void **state)
         fail_msg("the process grew by %.0f bytes, the arena has %.0f", grown, arena);
 }
 
+/* Of 400 GB a layer and rank; the kernel would promise smaller ones and kill the process later. */
+static void ranks_that_do_not_fit_together_end_before_they_take_memory(void **state)
+{
+    (void)state;
+    struct run_config c = tiny(2, 0, 1, 2);
+    c.model.heads = 256;
+    c.model.hidden = 1 << 15;
+    c.model.ffn = 1 << 17;
+    c.train.max_unit_numel = (int64_t)1 << 36;
+    run_go(&first, &c, NULL);
+    if (first.st != ST_MEMORY)
+        fail_msg("%s", first.message);
+    if (strstr(first.message, "a rank needs") == NULL ||
+        strstr(first.message, "and 2 of them share") == NULL)
+        fail_msg("%s", first.message);
+}
+
 /* ---- what the account says about stages ---- */
 
 static struct account plan_of(int ranks, int stage, int64_t accum, int64_t hidden)
@@ -341,6 +358,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(b60_the_process_grows_by_the_arena),
+        TEST(ranks_that_do_not_fit_together_end_before_they_take_memory),
         TEST(heap_bytes_equal_the_account_at_every_instruction),
         TEST(heap_bytes_equal_the_account_with_recompute_and_any_prefetch),
         TEST(heap_bytes_equal_the_account_with_other_policies),

@@ -20,10 +20,18 @@ extern char *openblas_get_corename(void) __attribute__((weak));
 
 /* ---- memory --------------------------------------------------------------------------------- */
 
+enum { FRESH_BYTES = 64 << 20 /* from here on memory is always new to the process */ };
+
+/* As a card's memory: it is there, and nobody may count on what is in it. */
 static enum status alloc(struct device *device, void **out, size_t bytes)
 {
-    (void)device;
-    return mem_alloc_raw(out, bytes); /* as a card's: nobody may count on what is in it */
+    TRY(mem_alloc_raw(out, bytes));
+    if (bytes < FRESH_BYTES)
+        return ST_OK;
+    enum status st = host_memory_populate(device->workers, *out, bytes);
+    if (st != ST_OK)
+        mem_free(out);
+    return st;
 }
 
 static void free_memory(struct device *device, void *memory)
@@ -55,7 +63,7 @@ static void fill_part(void *context, int64_t part, int worker)
     memset(f->out + at, f->byte, left < FILL_BYTES ? left : FILL_BYTES);
 }
 
-/* By all threads: whoever writes fresh memory first waits for the system to clear it. */
+/* By all threads: one alone does not use all of the memory's bandwidth. */
 static enum status fill(struct stream *s, void *out, int byte, size_t bytes)
 {
     struct fill f = {out, byte, bytes};

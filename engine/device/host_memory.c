@@ -1,20 +1,37 @@
 #include "engine/device/host_memory.h"
 
+#include <errno.h>
+#include <stdatomic.h>
 #include <stdbool.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "engine/device/workers.h"
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23 /* Linux 5.14; younger than some C libraries */
+#endif
+
+/* ---- what is free ---------------------------------------------------------------------------- */
 
 enum { FOLDER_BYTES = 512, PATH_BYTES = 600 };
 
 /* The names of one version's files. */
 struct group_files {
-    const char *mount, *limit, *usage, *idle; /* idle: the line of memory.stat */
+    const char *mount, *limit, *usage;
+    const char *files[2]; /* lines of memory.stat: pages of files, not lately used and used */
 };
 
-static const struct group_files version_1 = {"/sys/fs/cgroup/memory", "memory.limit_in_bytes",
-                                             "memory.usage_in_bytes", "total_inactive_file"};
-static const struct group_files version_2 = {"/sys/fs/cgroup", "memory.max", "memory.current",
-                                             "inactive_file"};
+static const struct group_files version_1 = {"/sys/fs/cgroup/memory",
+                                             "memory.limit_in_bytes",
+                                             "memory.usage_in_bytes",
+                                             {"total_inactive_file ", "total_active_file "}};
+static const struct group_files version_2 = {
+    "/sys/fs/cgroup", "memory.max", "memory.current", {"inactive_file ", "active_file "}};
 
 /* The number in the first line of @path that begins with @key; "" is any line. */
 static bool read_number(unsigned long long *out, const char *path, const char *key)
@@ -35,7 +52,7 @@ static void apply_group(unsigned long long *bytes, const char *folder,
                         const struct group_files *names)
 {
     char path[PATH_BYTES];
-    unsigned long long limit, usage, idle;
+    unsigned long long limit, usage, files;
     snprintf(path, sizeof path, "%s/%s", folder, names->limit);
     if (!read_number(&limit, path, ""))
         return;
@@ -43,8 +60,9 @@ static void apply_group(unsigned long long *bytes, const char *folder,
     if (!read_number(&usage, path, ""))
         return;
     snprintf(path, sizeof path, "%s/memory.stat", folder);
-    if (read_number(&idle, path, names->idle))
-        usage -= idle < usage ? idle : usage;
+    for (int i = 0; i < 2; i++)
+        if (read_number(&files, path, names->files[i]))
+            usage -= files < usage ? files : usage;
     unsigned long long left = limit > usage ? limit - usage : 0;
     *bytes = left < *bytes ? left : *bytes;
 }
@@ -99,4 +117,59 @@ enum status host_memory_free(size_t *bytes, const char *root)
         fclose(f);
     *bytes = (size_t)available;
     return ST_OK;
+}
+
+/* ---- taking it ------------------------------------------------------------------------------- */
+
+enum {
+    HUGE_BYTES = 2 << 20,
+    PART_BYTES = 16 << 20,
+    SLOW_NS = 8000000 /* for a part: 2 GB/s, and clearing memory is faster anywhere */
+};
+
+struct populating {
+    char *first; /* where parts are counted from: a huge page begins there */
+    char *begin, *end;
+    atomic_flag small; /* no more huge pages */
+    atomic_int error;
+};
+
+static int64_t thread_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now); /* a thread that has to wait is not slow */
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+static void populate_part(void *context, int64_t part, int worker)
+{
+    struct populating *p = context;
+    char *from = p->first + part * PART_BYTES, *to = from + PART_BYTES;
+    int64_t begun = thread_ns();
+    (void)worker;
+    from = from > p->begin ? from : p->begin;
+    to = to < p->end ? to : p->end;
+    if (atomic_load(&p->error) != 0)
+        return;
+    if (madvise(from, (size_t)(to - from), MADV_POPULATE_WRITE) != 0)
+        atomic_store(&p->error, errno);
+    if (thread_ns() - begun > SLOW_NS && !atomic_flag_test_and_set(&p->small) && to < p->end)
+        (void)madvise(to, (size_t)(p->end - to), MADV_NOHUGEPAGE); /* it is advice */
+}
+
+enum status host_memory_populate(struct workers *workers, void *memory, size_t bytes)
+{
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), at = (uintptr_t)memory;
+    char *begin = (char *)memory - at % page, *end = (char *)memory + bytes;
+    struct populating p = {.first = (char *)memory - at % HUGE_BYTES, .begin = begin, .end = end};
+    if (bytes == 0)
+        return ST_OK;
+    p.end += (page - (uintptr_t)end % page) % page;
+    (void)madvise(begin, (size_t)(p.end - begin), MADV_HUGEPAGE); /* as above */
+    workers_run(workers, populate_part, &p, (p.end - p.first + PART_BYTES - 1) / PART_BYTES);
+    int error = atomic_load(&p.error);
+    if (error == 0 || error == EINVAL) /* it is not known here */
+        return ST_OK;
+    return FAIL(MEMORY, "out of memory: the system has no pages for %zu bytes: %s", bytes,
+                strerror(error));
 }

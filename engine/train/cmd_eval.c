@@ -36,7 +36,6 @@ struct eval_arguments {
 struct eval_job {
     const char *output_dir;
     bool done; /* on the process that has rank 0 */
-    bool unanswerable;
     struct evaluation result;
 };
 
@@ -90,7 +89,6 @@ static enum status evaluate(void *context, struct trainer *t)
                       &e));
     if (speaks) {
         job->result = e;
-        job->unanswerable = split->data.unanswerable;
         job->done = true;
     }
     return ST_OK;
@@ -102,7 +100,7 @@ static enum status print_result(const struct eval_job *job)
         return ST_OK;
     out("{\n    \"loss\": %.17g,\n    \"windows\": %" PRId64 ",\n", job->result.loss,
         job->result.windows);
-    score_print(&job->result.score, job->unanswerable);
+    score_print(&job->result.score, job->result.unanswerable);
     out("}\n");
     log_info("eval", "%" PRId64 " questions in %.1f s; answers in %s", job->result.score.all.total,
              job->result.ms * 1e-3, job->output_dir);

@@ -12,7 +12,8 @@ struct evaluator {
     struct collected collected; /* pinned */
     int32_t *picked;            /* features of one batch */
     int32_t *sort_scratch;
-    float *start, *end; /* logits of one window */
+    float *start, *end;         /* logits of one window */
+    struct squad_data texts[2]; /* rank 0; see split_texts(): of evaluation, of training data */
 };
 
 enum status evaluator_open(struct evaluator **out, struct trainer *t)
@@ -54,6 +55,8 @@ void evaluator_close(struct evaluator **evaluator, struct trainer *t)
     mem_free(&e->sort_scratch);
     mem_free(&e->start);
     mem_free(&e->end);
+    squad_release(&e->texts[0]);
+    squad_release(&e->texts[1]);
     mem_free(evaluator);
 }
 
@@ -142,14 +145,14 @@ static enum status write_answers(const struct answers *answers, const char *dir)
     return answers_write_json(answers, predictions, nbest, odds);
 }
 
-static enum status score(const struct split *split, int64_t examples,
-                         const struct run_config *config, struct answers *answers,
+static enum status score(int64_t examples, const struct run_config *config, struct answers *answers,
                          const char *output_dir, struct evaluation *result)
 {
     struct score_options options = {.count = examples, .threshold = config->eval.null_threshold};
     if (config->data.version_2)
         options.null_odds = answers_null_odds(answers);
-    TRY(score_predictions(&result->score, &split->data, answers_texts(answers), &options));
+    TRY(score_predictions(&result->score, answers->data, answers_texts(answers), &options));
+    result->unanswerable = answers->data->unanswerable;
     return output_dir != NULL ? write_answers(answers, output_dir) : ST_OK;
 }
 
@@ -172,6 +175,7 @@ enum status evaluator_answers(struct evaluator *e, struct trainer *t, const stru
                               int64_t examples, struct answers *answers, struct evaluation *result)
 {
     bool speaks = t->comm->rank == 0;
+    const struct squad_data *texts = NULL;
     struct answer_options options = {
         .n_best = (int32_t)t->config->eval.n_best,
         .max_answer_tokens = (int32_t)t->config->eval.max_answer_length,
@@ -184,8 +188,10 @@ enum status evaluator_answers(struct evaluator *e, struct trainer *t, const stru
         windows++;
     int64_t B = t->setup.eval_batch.sequences, batches = (windows + B - 1) / B;
     size_t logits_numel = (size_t)executor_collect_numel(&t->executor);
-    if (speaks)
-        TRY(answers_init(answers, &split->data, 0, examples, &options));
+    if (speaks) {
+        TRY(split_texts(&texts, &e->texts[split == &t->data->train], split));
+        TRY(answers_init(answers, texts, 0, examples, &options));
+    }
     for (int64_t round = 0; round * world < batches; round++) {
         TRY(run_round(e, t, split, windows, round));
         TRY(watch_signals(e, t));
@@ -211,7 +217,7 @@ enum status evaluator_run(struct evaluator *e, struct trainer *t, const struct s
     double begun = clock_s();
     TRY_GOTO(st, out, evaluator_answers(e, t, split, examples, &answers, result));
     if (t->comm->rank == 0)
-        TRY_GOTO(st, out, score(split, examples, t->config, &answers, output_dir, result));
+        TRY_GOTO(st, out, score(examples, t->config, &answers, output_dir, result));
     result->ms = (clock_s() - begun) * 1e3;
 out:
     answers_release(&answers);

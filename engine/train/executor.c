@@ -649,16 +649,19 @@ static enum status open_memory(struct executor *ex, const struct account *accoun
         ex->arena_bytes = account->arena_bytes;
         TRY(comm_memory_open(ex->comm, ex->device, (void **)&ex->arena, account->arena_bytes));
         /* m and v start at zero; anything else that is read unwritten must show. */
-        TRY(device_fill(s, ex->arena, 0xFF, account->arena_bytes));
+        size_t state = account->persistent_bytes; /* at the begin of the arena */
+        TRY(device_fill(s, ex->arena, 0, state));
+        TRY(device_fill(s, ex->arena + state, 0xFF, account->arena_bytes - state));
     }
     for (int i = 0; i < p->shared_count; i++) {
         const struct buffer *b = &p->buffers[i];
         if (!b->persistent)
             continue;
-        if (ex->options.heap)
-            TRY(device_alloc(ex->device, &ex->shared[i], b->bytes));
         ex->live[b->category] += b->bytes;
-        TRY(device_fill(s, buffer_address(ex, p, i), 0, b->bytes));
+        if (!ex->options.heap)
+            continue;
+        TRY(device_alloc(ex->device, &ex->shared[i], b->bytes));
+        TRY(device_fill(s, ex->shared[i], 0, b->bytes));
     }
     for (int k = 0; k < STREAM_COUNT; k++) {
         ex->device->streams[k].workspace = NULL;

@@ -48,6 +48,7 @@ struct evaluation {
     double epoch, loss, ms;
     int64_t windows;
     struct score_result score;
+    bool unanswerable; /* the score is by the rules of version 2.0 (io/squad.h) */
 };
 
 struct metrics_log {

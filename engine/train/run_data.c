@@ -7,8 +7,8 @@
 #include "io/features_cache.h"
 #include "io/json_file.h"
 
-/* The features of a file of training questions (checked) or of others, and the texts where they are
- * needed. */
+/* The features of a file of training questions (checked) or of others, and its texts unless the
+ * features are cached. */
 static enum status load_features(struct split *split, const struct run_data *data,
                                  const struct run_config *config, const char *path, bool train)
 {
@@ -17,7 +17,8 @@ static enum status load_features(struct split *split, const struct run_data *dat
                                             .max_query_length = config->data.max_query_length,
                                             .checked = train};
     const char *cache_dir = config->data.cache_dir;
-    if (train && config->eval.train_samples == 0 && cache_dir[0] != '\0') {
+    split->path = path;
+    if (cache_dir[0] != '\0') {
         TRY(json_file_hash(&split->data.content_hash, path));
         TRY(features_find(&split->features, split->data.content_hash, &data->tokenizer, &options,
                           cache_dir, &split->cached));
@@ -83,4 +84,17 @@ void run_data_release(struct run_data *data)
     release_split(&data->eval);
     vocab_release(&data->vocab);
     memset(data, 0, sizeof *data);
+}
+
+enum status split_texts(const struct squad_data **texts, struct squad_data *kept,
+                        const struct split *split)
+{
+    *texts = split->data.example_count > 0 ? &split->data : kept;
+    if ((*texts)->example_count > 0)
+        return ST_OK;
+    TRY(squad_load(kept, split->path));
+    if (kept->content_hash == split->data.content_hash)
+        return ST_OK;
+    squad_release(kept);
+    return FAIL(INVALID, "%s: the file has changed since the start of the run", split->path);
 }

@@ -7,6 +7,7 @@
 
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
+#include "engine/base/text.h"
 #include "engine/train/auto_stage.h"
 #include "engine/train/capture.h"
 #include "engine/train/checkpoint.h"
@@ -152,6 +153,27 @@ static enum status process_grown(struct trainer *t)
     return ST_OK;
 }
 
+/* What does not fit ends here, and not with a process that the system kills. Rank 0 asks for all
+ * ranks of its process, before any of them has memory. Cards say so themselves. */
+static enum status check_room(const struct trainer *t)
+{
+    size_t room = 0, arena = t->account.arena_bytes;
+    bool threads = strcmp(t->comm->ops->name, "local") == 0;
+    size_t ranks = threads ? (size_t)t->comm->world_size : 1;
+    char needs[32], has[32];
+    if (t->device->library != NULL || (threads && t->comm->rank != 0))
+        return ST_OK;
+    TRY(device_memory_free(t->device, &room));
+    if (arena <= room / ranks)
+        return ST_OK;
+    text_of_bytes(needs, arena);
+    text_of_bytes(has, room);
+    return FAIL(MEMORY,
+                "out of memory: a rank needs %s, and %zu of them share the %s that are free "
+                "(tessera plan shows what for)",
+                needs, ranks, has);
+}
+
 static void log_card(const struct card_memory *m)
 {
     const double mib = 1048576.0;
@@ -202,6 +224,7 @@ enum status trainer_open(struct trainer *t, const struct run_config *config,
     t->best_step = -1;
     TRY(plan_run(t));
     TRY(process_grown(t)); /* the others wait in compare_ranks() for rank 0 */
+    TRY(check_room(t));
     TRY(compare_ranks(t));
     start_times_part(t->start, "plan");
     TRY(card_grown(t, &t->card.communicator));
