@@ -1,10 +1,10 @@
 /*
  * engine/device/host_memory.h - how much memory this process may still take, and taking it.
  *
- * What is free is the least of what the system has (MemAvailable of /proc/meminfo) and what each memory limit on
- * the way up from the process's control group leaves: limit - usage, where the pages of
- * files count as free: they go before anybody is killed. Both versions of control groups. Linux, proc(5),
- * Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst.
+ * What is free is the least of what the system has (MemAvailable of /proc/meminfo) and what each
+ * memory limit on the way up from the process's control group leaves: limit - usage, where pages
+ * of files count as free, for they go before anybody is killed. Both versions of control groups.
+ * Linux, proc(5), Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst.
  */
 #ifndef ENGINE_DEVICE_HOST_MEMORY_H
 #define ENGINE_DEVICE_HOST_MEMORY_H
