@@ -55,6 +55,7 @@ struct builder {
     struct gather_group *groups;
     int group_count, carried_count;
     int next_gather; /* the group whose GATHER comes next */
+    int first_group; /* those before it are over */
     int next_update; /* late: the unit whose UPDATE comes next */
     int *reduced; /* units in the order of their last REDUCE; the first normed_count have a NORM */
     int reduced_count, normed_count;

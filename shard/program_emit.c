@@ -31,12 +31,16 @@ static void enter_item(struct builder *b, int index, int unit)
     }
     if (!b->params_sharded)
         return;
-    for (int g = 0; g < b->group_count; g++)
-        if (b->groups[g].first_item == index)
-            gather_through(b, g + b->spec->prefetch);
-    for (int g = 0; g < b->group_count; g++)
-        if (b->groups[g].first_item <= index && index <= b->groups[g].last_item)
-            b->param[b->groups[g].unit] = b->groups[g].buffer;
+    const struct gather_group *groups = b->groups; /* in the order of their first items */
+    while (b->first_group < b->group_count && groups[b->first_group].last_item < index)
+        b->first_group++;
+    int begun = b->first_group;
+    for (; begun < b->group_count && groups[begun].first_item <= index; begun++)
+        if (groups[begun].first_item == index)
+            gather_through(b, begun + b->spec->prefetch);
+    for (int g = b->first_group; g < begun; g++)
+        if (index <= groups[g].last_item)
+            b->param[groups[g].unit] = groups[g].buffer;
 }
 
 static const struct micro_bytes *bytes_of(const struct builder *b)

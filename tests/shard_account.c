@@ -382,6 +382,20 @@ static void a_large_plan_is_made_quickly(void **state)
     assert_true(seconds < 3); /* ten times what it takes, for slow and instrumented builds */
 }
 
+/* 16,000 instructions; a search through all buffers for each took 20 s. */
+static void many_micro_batches_are_planned_and_need_no_more_than_few(void **state)
+{
+    static struct spec_case c;
+    (void)state;
+    spec_bert(&c, &spec_bert_base, DTYPE_BF16, 2, 8);
+    c.spec.micro_batches = 8;
+    struct account few = quick_account(&c);
+    c.spec.micro_batches = 256;
+    struct account many = quick_account(&c);
+    assert_int_equal(many.live_peak_bytes, few.live_peak_bytes);
+    assert_true(many.arena_bytes <= few.arena_bytes + few.arena_bytes / 100);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -398,6 +412,7 @@ int main(void)
         cmocka_unit_test(packing_loses_at_most_three_percent),
         cmocka_unit_test(staging_is_in_the_account),
         cmocka_unit_test(a_large_plan_is_made_quickly),
+        cmocka_unit_test(many_micro_batches_are_planned_and_need_no_more_than_few),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

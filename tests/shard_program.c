@@ -587,6 +587,59 @@ static void conflicting_accesses_are_ordered_on_streams_and_in_one_thread(void *
     }
 }
 
+/* The last use by @stream of memory that buffer @fresh gets, of other buffers that come and go, before
+ * instruction @index; -1: none. By a look at all of them. */
+static int last_use_of_memory(const struct program *p, int fresh, int index,
+                              enum program_stream stream)
+{
+    const struct buffer *f = &p->buffers[fresh];
+    for (int i = index - 1; i >= 0; i--)
+        for (int k = 0; p->instrs[i].stream == stream && k < p->instrs[i].operand_count; k++) {
+            int other = p->instrs[i].operands[k].buffer;
+            const struct buffer *b = &p->buffers[other];
+            if (other != fresh && !b->persistent && f->offset < b->offset + b->bytes &&
+                b->offset < f->offset + f->bytes)
+                return i;
+        }
+    return -1;
+}
+
+/* What placing adds to the waits is that, neither less nor more. */
+static void a_first_use_waits_for_the_last_uses_of_its_memory(void **state)
+{
+    static struct spec_case c;
+    uint64_t random = test_seed();
+    (void)state;
+    for (int round = 0; round < PROGRAMS; round++) {
+        struct plan plan = {0};
+        struct account account;
+        spec_random(&c, &random);
+        assert_ok(plan_build(&plan, &account, &c.spec));
+        for (int n = 0; n < PROGRAM_KINDS; n++) {
+            struct program *p = &plan.programs[n];
+            int(*placed)[PROGRAM_STREAMS] = NULL;
+            assert_ok(mem_alloc(&placed, sizeof *placed * (size_t)p->instr_count));
+            for (int i = 0; i < p->instr_count; i++)
+                memcpy(placed[i], p->instrs[i].wait, sizeof placed[i]);
+            assert_ok(program_link(p, false));
+            for (int i = 0; i < p->instr_count; i++)
+                for (int s = 0; s < PROGRAM_STREAMS; s++) {
+                    int want = p->instrs[i].wait[s];
+                    for (int k = 0; k < p->instrs[i].operand_count; k++) {
+                        int b = p->instrs[i].operands[k].buffer;
+                        int last = -1;
+                        if (!p->buffers[b].persistent && p->buffers[b].first == i)
+                            last = last_use_of_memory(p, b, i, (enum program_stream)s);
+                        want = last > want ? last : want;
+                    }
+                    assert_int_equal(placed[i][s], want);
+                }
+            mem_free(&placed);
+        }
+        plan_release(&plan);
+    }
+}
+
 /* The checker sees a missing wait: of those of collectives nearly all are needed. */
 static void a_wait_that_is_taken_away_is_found(void **state)
 {
@@ -761,6 +814,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(b31_b49_every_value_that_is_read_is_the_right_one),
         cmocka_unit_test(conflicting_accesses_are_ordered_on_streams_and_in_one_thread),
+        cmocka_unit_test(a_first_use_waits_for_the_last_uses_of_its_memory),
         cmocka_unit_test(a_wait_that_is_taken_away_is_found),
         cmocka_unit_test(collectives_are_those_of_the_stage),
         cmocka_unit_test(at_most_prefetch_and_two_units_are_gathered_at_once),
