@@ -151,6 +151,44 @@ static void no_step_has_more_rows_than_planned(void **state)
     }
 }
 
+/* It walked all of them; 10^9 take minutes, and nobody was told. */
+static void a_run_without_an_end_is_planned_by_a_bound(void **state)
+{
+    (void)state;
+    int32_t lengths[SAMPLES];
+    make_lengths(lengths, 9);
+    for (int world = 1; world <= 8; world++) {
+        struct sampler s;
+        assert_ok(sampler_init(&s, lengths, SAMPLES, world, 2, 4, 3));
+        int64_t exact = sampler_max_tokens(&s, 9 * s.steps_per_epoch);
+        s.foresee = 3 * SAMPLES;
+        assert_true(sampler_foreseen(&s, INT64_MAX) <= 3 * SAMPLES / s.global_batch + 1);
+        assert_int_equal(sampler_foreseen(&s, 2), 2);
+        int64_t longest[4] = {0}, sum = 0;
+        for (int i = 0; i < SAMPLES; i++) {
+            int64_t length = lengths[i];
+            for (int k = 0; k < 4; k++)
+                if (length > longest[k]) {
+                    int64_t shorter = longest[k];
+                    longest[k] = length;
+                    length = shorter;
+                }
+        }
+        for (int k = 0; k < 4; k++)
+            sum += longest[k];
+        assert_int_equal(sampler_max_tokens(&s, (int64_t)1000 * 1000 * 1000), sum);
+        assert_true(exact <= sum);
+        /* What is dealt afterwards is what it was. */
+        struct sampler fresh;
+        assert_ok(sampler_init(&fresh, lengths, SAMPLES, world, 2, 4, 3));
+        sampler_enter(&s, 0);
+        sampler_enter(&fresh, 0);
+        assert_memory_equal(s.order, fresh.order, sizeof *s.order * SAMPLES);
+        sampler_release(&fresh);
+        sampler_release(&s);
+    }
+}
+
 static void no_samples_are_refused(void **state)
 {
     (void)state;
@@ -391,6 +429,7 @@ int main(void)
         cmocka_unit_test(b11_a_step_is_a_function_of_its_number),
         cmocka_unit_test(epochs_and_seeds_have_their_own_order),
         cmocka_unit_test(no_step_has_more_rows_than_planned),
+        cmocka_unit_test(a_run_without_an_end_is_planned_by_a_bound),
         cmocka_unit_test(no_samples_are_refused),
         cmocka_unit_test(packed_arrays_are_the_features),
         cmocka_unit_test(padded_arrays_are_the_features),

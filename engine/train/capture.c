@@ -50,7 +50,7 @@ enum status capture_classes(int64_t **rows, int *count, struct trainer *t)
     *count = 0;
     TRY(mem_alloc(rows, sizeof **rows * (size_t)(classes + 1)));
     TRY_GOTO(st, out, mem_alloc(&meets, (size_t)(classes + 1)));
-    for (int64_t step = 0; step < t->total_steps; step++) {
+    for (int64_t step = 0; step < sampler_foreseen(&t->sampler, t->total_steps); step++) {
         sampler_enter(&t->sampler, step);
         for (int m = 0; m < micros; m++)
             meets[sampler_class(&t->sampler, m) / LENGTH_CLASS] = true;

@@ -17,7 +17,8 @@ C_BEGIN
 MUST_CHECK enum status capture_rehearse(struct trainer *t);
 
 /** capture_classes() - rows of the length classes that the run's steps have, ascending; the same on
- * all ranks. mem_free(*rows). ST_MEMORY. */
+ * all ranks. Of the steps that are foreseen (sampler.h): another class is issued instruction by
+ * instruction when it comes. mem_free(*rows). ST_MEMORY. */
 MUST_CHECK enum status capture_classes(int64_t **rows, int *count, struct trainer *t);
 
 /** capture_steps() - capture the step for every length class of the run. */

@@ -1,5 +1,6 @@
 #include "engine/train/sampler.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 enum status sampler_init(struct sampler *s, const int32_t *lengths, int64_t count, int world_size,
@@ -14,6 +15,7 @@ enum status sampler_init(struct sampler *s, const int32_t *lengths, int64_t coun
         .grad_accum = grad_accum,
         .micro_batch = micro_batch,
         .seed = seed,
+        .foresee = SAMPLER_FORESEEN,
         .global_batch = micro_batch * world_size * grad_accum,
         .epoch = -1,
     };
@@ -86,9 +88,35 @@ int64_t sampler_class(const struct sampler *s, int micro)
     return deal_length_class(sampler_tokens(s, micro));
 }
 
+int64_t sampler_foreseen(const struct sampler *s, int64_t steps)
+{
+    int64_t most = s->foresee / s->global_batch + 1;
+    return steps < most ? steps : most;
+}
+
+static int longest_first(const void *left, const void *right)
+{
+    int32_t a = *(const int32_t *)left, b = *(const int32_t *)right;
+    return a > b ? -1 : a < b;
+}
+
+/* Rows of the longest samples that fit in a micro-batch: no deal makes a longer one. */
+static int64_t longest_possible(struct sampler *s)
+{
+    int64_t rows = 0;
+    memcpy(s->order, s->lengths, sizeof *s->order * (size_t)s->count);
+    s->epoch = -1; /* its order is gone */
+    qsort(s->order, (size_t)s->count, sizeof *s->order, longest_first);
+    for (int64_t i = 0; i < s->micro_batch && i < s->count; i++)
+        rows += s->order[i];
+    return rows;
+}
+
 int64_t sampler_max_tokens(struct sampler *s, int64_t steps)
 {
     int64_t most = 0;
+    if (sampler_foreseen(s, steps) < steps)
+        return longest_possible(s);
     for (int64_t step = 0; step < steps; step++) {
         sampler_enter(s, step);
         for (int m = 0; m < s->grad_accum; m++) {
