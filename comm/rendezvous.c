@@ -65,6 +65,24 @@ static enum status exchange(struct rendezvous *rv, char *recv, const void *send,
     return ST_OK;
 }
 
+/* The failure that was noted, if one was and nobody else holds the connections. */
+static void tell_if_failed(struct rendezvous *rv)
+{
+    pthread_mutex_lock(&rv->lock);
+    bool failed = rv->failed != ST_OK;
+    pthread_mutex_unlock(&rv->lock);
+    if (!failed || pthread_mutex_trylock(&rv->io) != 0)
+        return;
+    rendezvous_tell(rv, -1);
+    pthread_mutex_unlock(&rv->io);
+}
+
+void rendezvous_let_go(struct rendezvous *rv)
+{
+    pthread_mutex_unlock(&rv->io);
+    tell_if_failed(rv);
+}
+
 enum status rendezvous_exchange(struct rendezvous *rv, void *recv, const void *send, size_t bytes)
 {
     TRY(rendezvous_failed(rv));
@@ -74,7 +92,7 @@ enum status rendezvous_exchange(struct rendezvous *rv, void *recv, const void *s
         return FAIL(INVALID, "an exchange of %zu bytes a rank is too large", bytes);
     pthread_mutex_lock(&rv->io);
     enum status st = exchange(rv, recv, send, bytes);
-    pthread_mutex_unlock(&rv->io);
+    rendezvous_let_go(rv);
     return st;
 }
 
@@ -93,7 +111,7 @@ enum status rendezvous_check(struct rendezvous *rv)
         for (int i = 0; st == ST_OK && i < count; i++)
             if (rv->polls[i].revents != 0)
                 st = peer_check(rv, rv->poll_ranks[i], rv->polls[i].revents);
-    pthread_mutex_unlock(&rv->io);
+    rendezvous_let_go(rv);
     return st;
 }
 
@@ -102,11 +120,7 @@ void rendezvous_abort(struct rendezvous *rv, const char *cause)
     char text[CAUSE_BYTES];
     snprintf(text, sizeof text, "rank %d: %s", rv->rank, cause);
     rendezvous_die(rv, ST_COMM, text);
-    /* A thread that is in an exchange holds the connections; it sees the failure and tells. */
-    if (pthread_mutex_trylock(&rv->io) != 0)
-        return;
-    rendezvous_tell(rv, -1);
-    pthread_mutex_unlock(&rv->io);
+    tell_if_failed(rv); /* or the thread that holds the connections does when it lets them go */
 }
 
 void rendezvous_close(struct rendezvous **rv_address)

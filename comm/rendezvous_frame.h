@@ -69,6 +69,10 @@ MUST_CHECK enum status rendezvous_failed(struct rendezvous *rv);
 /** rendezvous_tell() - send the noted failure to all peers but @except; once. Holds io. */
 void rendezvous_tell(struct rendezvous *rv, int except);
 
+/** rendezvous_let_go() - end a hold of io, and tell a failure that another thread noted meanwhile:
+ * rendezvous_abort() does not wait for io. */
+void rendezvous_let_go(struct rendezvous *rv);
+
 /** rendezvous_fail() - note, tell, and return a failure. @except: the rank it came from, or -1. */
 enum status rendezvous_fail(struct rendezvous *rv, enum status st, int except, const char *fmt, ...)
     PRINTF_LIKE(4, 5);

@@ -1,5 +1,6 @@
 /* The meeting of ranks and the exchange over it: ranks are threads here, or processes that die. */
 #include "comm/rendezvous.h"
+#include "comm/rendezvous_frame.h"
 
 #include <netinet/in.h>
 #include <pthread.h>
@@ -450,6 +451,33 @@ static void abort_ends_a_wait_of_the_same_rank(void **state)
     }
 }
 
+/* Rank 1 aborts while a thread of it has the connections for a look at them, as a watchdog does, and
+ * makes no call afterwards. */
+static enum status aborted_during_a_look(struct rendezvous *rv, int rank, struct world *w)
+{
+    char recv[24], send[8] = {0};
+    (void)w;
+    if (rank != 1)
+        return rendezvous_exchange(rv, recv, send, 8);
+    pthread_t thread;
+    pthread_mutex_lock(&rv->io);
+    pthread_create(&thread, NULL, abort_soon, rv);
+    pthread_join(thread, NULL);
+    rendezvous_let_go(rv);
+    sleep_ms(300);
+    return FAIL(COMM, "rank 1: asked to");
+}
+
+static void an_abort_during_a_look_reaches_the_others(void **state)
+{
+    (void)state;
+    struct world w = {
+        .ranks = 3, .timeout_ms = TIMEOUT_MS, .absent = -1, .body = aborted_during_a_look};
+    world_run(&w);
+    for (int r = 0; r < 3; r++)
+        assert_rank(&w, r, ST_COMM, "rank 1: asked to");
+}
+
 static void bad_options_are_refused(void **state)
 {
     (void)state;
@@ -491,6 +519,7 @@ int main(void)
         cmocka_unit_test(b86_the_cause_of_a_failing_rank_reaches_all),
         cmocka_unit_test(a_rank_may_leave_when_it_is_done),
         cmocka_unit_test(abort_ends_a_wait_of_the_same_rank),
+        cmocka_unit_test(an_abort_during_a_look_reaches_the_others),
         cmocka_unit_test(bad_options_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
