@@ -4,6 +4,7 @@
  */
 #include <dirent.h>
 #include <inttypes.h>
+#include <jansson.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -322,6 +323,35 @@ static void values_that_are_not_finite_are_left_out(void **state)
 }
 
 /* A card that nobody knows: a warning, and the run goes on without its log. */
+/* What the system calls its processor is not ours to choose. */
+static void any_name_of_a_device_is_valid_json(void **state)
+{
+    static char longest[20000];
+    static const struct account account;
+    (void)state;
+    memset(longest, 'y', sizeof longest - 1);
+    const char *const names[] = {"ACME \"Fast\" 1\\2", "tab\tand\nline", "caf\xc3\xa9 \xff",
+                                 longest};
+    const char *const wants[] = {names[0], names[1], "caf\xc3\xa9 ?", NULL};
+    for (int i = 0; i < 4; i++) {
+        struct run_config c = run_tiny_with(&scratch, (struct tiny_run){.steps = 2});
+        struct metrics m;
+        json_error_t error;
+        scratch_path(&scratch, c.output.dir, "names");
+        assert_ok(metrics_open(&m, &c));
+        assert_ok(metrics_finish(&m, &account, 1, names[i], "complete"));
+        metrics_close(&m);
+        json_t *root = json_load_file(scratch_at(&scratch, "names/summary.json"), 0, &error);
+        if (root == NULL)
+            fail_msg("%s: %s", names[i], error.text);
+        const char *device = json_string_value(json_object_get(root, "device"));
+        assert_non_null(device);
+        if (wants[i] != NULL)
+            assert_string_equal(device, wants[i]);
+        json_decref(root);
+    }
+}
+
 static void a_card_without_nvml_costs_only_its_log(void **state)
 {
     (void)state;
@@ -360,6 +390,7 @@ int main(void)
         cmocka_unit_test(tensorboard_can_be_turned_off),
         cmocka_unit_test(values_that_are_not_finite_are_left_out),
         cmocka_unit_test(a_card_without_nvml_costs_only_its_log),
+        cmocka_unit_test(any_name_of_a_device_is_valid_json),
         cmocka_unit_test(b113_the_peak_is_the_dense_one_of_the_named_card),
     };
     return cmocka_run_group_tests(tests, set_up, run_tear_down);

@@ -196,8 +196,9 @@ enum status metrics_finish(struct metrics *m, const struct account *account, int
     struct record rec = {.used = 0};
     char path[1200];
     double wall = clock_s() - m->start_s, train_s = m->train_s > 0 ? m->train_s : 1e-9;
-    record_put(&rec, "{\"ended\":\"%s\",\"device\":\"%s\",\"world_size\":%d,\"zero_stage\":%d",
-               ended, device, world_size, m->zero_stage);
+    record_put(&rec, "{\"ended\":\"%s\",", ended);
+    record_text(&rec, "device", device);
+    record_put(&rec, ",\"world_size\":%d,\"zero_stage\":%d", world_size, m->zero_stage);
     record_put(&rec, ",\"steps\":%" PRId64 ",\"skipped\":%" PRId64, m->steps, m->skipped);
     record_put(&rec, ",\"sequences\":%" PRId64 ",\"tokens\":%" PRId64, m->sequences, m->tokens);
     record_real(&rec, "wall_s", wall);

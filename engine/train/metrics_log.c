@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "engine/base/arena.h"
+#include "engine/base/text.h"
 
 void record_put(struct record *r, const char *fmt, ...)
 {
@@ -24,6 +25,26 @@ void record_real(struct record *r, const char *key, double value)
         record_put(r, ",\"%s\":%.17g", key, value);
     else
         record_put(r, ",\"%s\":null", key);
+}
+
+void record_text(struct record *r, const char *key, const char *value)
+{
+    enum { LONGEST = 6 /* \\u001f */ };
+    char text[RECORD_TEXT_BYTES + 1];
+    size_t used = 0;
+    for (int bytes; *value != '\0' && used + LONGEST < sizeof text; value += bytes) {
+        uint32_t code;
+        bytes = text_utf8_next(&code, value);
+        bool valid = bytes > 0;
+        bytes = valid ? bytes : 1;
+        if (valid && (code < ' ' || code == '"' || code == '\\'))
+            used += (size_t)snprintf(text + used, sizeof text - used, "\\u%04x", (unsigned)code);
+        else
+            used += (size_t)snprintf(text + used, sizeof text - used, "%.*s", bytes,
+                                     valid ? value : "?");
+    }
+    text[used] = '\0';
+    record_put(r, "\"%s\":\"%s\"", key, text);
 }
 
 /* ---- open, go on, close ---------------------------------------------------------------------- */
