@@ -91,10 +91,12 @@ static void add_all(struct arguments *a, const struct request *q, const struct r
     add(a, "--trace-step=%" PRId64, q->steps);
 }
 
-static void become(const struct arguments *a, const char *log)
+static void become(const struct arguments *a, const char *log, pid_t parent)
 {
     int file = open(log, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
     prctl(PR_SET_PDEATHSIG, SIGTERM); /* it does not go on alone */
+    if (getppid() != parent)          /* which died before that */
+        _exit(127);
     if (file < 0 || dup2(file, STDOUT_FILENO) < 0 || dup2(file, STDERR_FILENO) < 0)
         _exit(127);
     execv("/proc/self/exe", a->argv);
@@ -142,9 +144,9 @@ static enum status run_once(struct run_result *r, const struct request *q, const
     TRY(path_join(log, sizeof log, dir, "log.txt"));
     TRY(mem_alloc(&a, sizeof *a));
     add_all(a, q, r, dir);
-    pid_t child = fork();
+    pid_t parent = getpid(), child = fork();
     if (child == 0)
-        become(a, log);
+        become(a, log, parent);
     mem_free(&a);
     if (child < 0)
         return FAIL(SYSTEM, "cannot start a process: %s", strerror(errno));

@@ -1,12 +1,12 @@
 #include "engine/train/run.h"
 
 #include <inttypes.h>
-#include <sched.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "comm/bind.h"
 #include "engine/base/log.h"
 #include "engine/train/checkpoint.h"
 #include "engine/train/gpu_log.h"
@@ -18,8 +18,11 @@
 
 static int core_count(void)
 {
-    cpu_set_t set;
-    return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+    struct cpuset set;
+    if (bind_get_cpus(&set) == ST_OK)
+        return cpuset_count(&set);
+    status_clear();
+    return 1;
 }
 
 int run_threads(const struct run_config *config, int local_ranks)
