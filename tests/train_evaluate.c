@@ -337,7 +337,7 @@ static void training_that_improves_is_not_stopped(void **state)
 
 /* ---- signals ---- */
 
-static volatile int signal_number;
+static int signal_number;
 
 static void raise_in_evaluation(void *context, const struct program *p, int index,
                                 const size_t live[CATEGORY_COUNT])
@@ -345,7 +345,7 @@ static void raise_in_evaluation(void *context, const struct program *p, int inde
     const struct trainer *t = context;
     (void)live;
     if (p->kind == PROGRAM_EVALUATE && index == 1 && t->comm->rank == 0)
-        signal_number = 2;
+        __atomic_store_n(&signal_number, 2, __ATOMIC_RELAXED);
 }
 
 static void a_signal_ends_an_evaluation_on_all_ranks(void **state)
@@ -354,7 +354,7 @@ static void a_signal_ends_an_evaluation_on_all_ranks(void **state)
     struct run_config c = tiny(2, 3, 0);
     struct file_text summary = {NULL, 0};
     c.eval.micro_batch = 1;
-    signal_number = 0;
+    __atomic_store_n(&signal_number, 0, __ATOMIC_RELAXED);
     run_go(&first, &c,
            &(struct run_how){.loud = true,
                              .signal_flag = &signal_number,

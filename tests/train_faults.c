@@ -229,7 +229,7 @@ static void b84_ranks_that_issue_different_collectives_are_told(void **state)
 /* ---- other ends ---- */
 
 #ifndef __SANITIZE_THREAD__ /* the flag is a signal handler's, not a thread's */
-static volatile int signal_number;
+static int signal_number;
 
 static void raise_in_step_1(void *context, const struct program *p, int index,
                             const size_t live[CATEGORY_COUNT])
@@ -238,7 +238,7 @@ static void raise_in_step_1(void *context, const struct program *p, int index,
     const struct step_state *s = executor_shared(&t->executor, SHARED_STATE);
     (void)live;
     if (p->kind == PROGRAM_STEP && index == 3 && t->comm->rank == 1 && s->host.step == 1)
-        signal_number = 15;
+        __atomic_store_n(&signal_number, 15, __ATOMIC_RELAXED);
 }
 
 static void a_signal_ends_all_ranks_at_the_same_step(void **state)
@@ -248,7 +248,7 @@ static void a_signal_ends_all_ranks_at_the_same_step(void **state)
         struct run_config c = tiny(3, stage);
         struct file_text summary = {NULL, 0};
         c.train.steps = 100;
-        signal_number = 0;
+        __atomic_store_n(&signal_number, 0, __ATOMIC_RELAXED);
         run_go(&trace, &c,
                &(struct run_how){.loud = true,
                                  .signal_flag = &signal_number,

@@ -49,7 +49,7 @@ static void b01_b05_b08_b10_b11_b13_n_and_n_steps_are_2n_steps_to_the_bit(void *
 }
 
 #ifndef __SANITIZE_THREAD__ /* the flag is a signal handler's, not a thread's */
-static volatile int signal_number;
+static int signal_number;
 
 static void raise_in_step_6(void *context, const struct program *p, int index,
                             const size_t live[CATEGORY_COUNT])
@@ -58,7 +58,7 @@ static void raise_in_step_6(void *context, const struct program *p, int index,
     const struct step_state *s = executor_shared(&t->executor, SHARED_STATE);
     (void)live;
     if (p->kind == PROGRAM_STEP && index == 3 && t->comm->rank == 1 && s->host.step == 6)
-        signal_number = SIGTERM;
+        __atomic_store_n(&signal_number, SIGTERM, __ATOMIC_RELAXED);
 }
 
 static void b92_a_signal_saves_the_last_step_and_resume_goes_on_to_the_bit(void **state)
@@ -70,7 +70,7 @@ static void b92_a_signal_saves_the_last_step_and_resume_goes_on_to_the_bit(void 
         snprintf(stopped.output.dir, sizeof stopped.output.dir, "%s/stop-%d", scratch.dir, stage);
         stopped.checkpoint.every = 1000;
         run_ok(&first, &plain, NULL);
-        signal_number = 0;
+        __atomic_store_n(&signal_number, 0, __ATOMIC_RELAXED);
         run_go(&other, &stopped,
                &(struct run_how){.signal_flag = &signal_number,
                                  .executor = {.on_instr = raise_in_step_6}});

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "engine/base/clock.h"
+#include "engine/train/interrupt.h"
 #include "io/answers.h"
 
 struct evaluator {
@@ -90,7 +91,7 @@ static enum status run_round(struct evaluator *e, struct trainer *t, const struc
     int64_t rows = batch_fill(l, e->block, 0, &split->features, e->picked, count, e->sort_scratch);
     if (t->device->fixed_rows)
         rows = l->rows;
-    int signal = t->signal_flag != NULL ? *t->signal_flag : 0;
+    int signal = interrupt_read(t->signal_flag);
     *e->host = (struct step_host){.seed = (uint64_t)t->config->train.seed,
                                   .inv_count = 1.0f,
                                   .stop = signal != 0 ? STOP_SIGNAL : 0,

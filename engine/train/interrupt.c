@@ -2,17 +2,23 @@
 
 #include <errno.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <string.h>
 #include <unistd.h>
 
-static volatile int caught;
+static int caught;
+_Static_assert(__atomic_always_lock_free(sizeof caught, 0), "a handler can wait for nobody");
 
+/* Two handlers may run at once, in two threads: one of them is the second. */
 static void on_signal(int signal_number)
 {
+    int before = 0;
     /* A scheduler's warning (SIGUSR1) is followed by its SIGTERM; saving goes on in between. */
-    if (caught != 0 && caught != SIGUSR1)
-        _exit(128 + signal_number);
-    caught = signal_number;
+    while (before == 0 || before == SIGUSR1)
+        if (__atomic_compare_exchange_n(&caught, &before, signal_number, false, __ATOMIC_RELAXED,
+                                        __ATOMIC_RELAXED))
+            return;
+    _exit(128 + signal_number);
 }
 
 enum status interrupt_install(void)
@@ -28,13 +34,14 @@ enum status interrupt_install(void)
     return ST_OK;
 }
 
-const volatile int *interrupt_flag(void)
+const int *interrupt_flag(void)
 {
     return &caught;
 }
 
 void interrupt_adopt(int signal_number)
 {
-    if (caught == 0)
-        caught = signal_number;
+    int none = 0;
+    __atomic_compare_exchange_n(&caught, &none, signal_number, false, __ATOMIC_RELAXED,
+                                __ATOMIC_RELAXED);
 }

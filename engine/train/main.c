@@ -114,6 +114,6 @@ int main(int argc, char **argv)
         return 0;
     report(st);
     if (st == ST_INTERRUPTED)
-        return EXIT_SIGNAL + *interrupt_flag();
+        return EXIT_SIGNAL + interrupt_read(interrupt_flag());
     return st == ST_INVALID ? EXIT_USAGE : EXIT_FAILED;
 }

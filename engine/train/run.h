@@ -42,7 +42,7 @@ struct run_options {
  */
 MUST_CHECK enum status run_local(const struct run_config *config, const struct run_data *data,
                                  const struct run_options *options,
-                                 const volatile int *signal_flag);
+                                 const int *signal_flag);
 
 /**
  * run_process() - this process is one rank: with train.comm mpi on CPUs, else on a GPU.
@@ -53,7 +53,7 @@ MUST_CHECK enum status run_local(const struct run_config *config, const struct r
  */
 MUST_CHECK enum status run_process(const struct run_config *config, const struct launch *launch,
                                    const struct run_options *options,
-                                   const volatile int *signal_flag);
+                                   const int *signal_flag);
 
 /**
  * run_launch() - run with the ranks that the configuration and the environment ask for: threads
@@ -72,7 +72,7 @@ struct rank_run {
     const struct run_config *config;
     const struct run_data *data;
     const struct run_options *options;
-    const volatile int *signal_flag;
+    const int *signal_flag;
     struct metrics *metrics; /* rank 0's, or NULL */
     struct binding *binding; /* the thread's, applied */
 };

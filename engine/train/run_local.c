@@ -81,7 +81,7 @@ static enum status first_cause(const struct rank_thread *ranks, int count)
 }
 
 enum status run_local(const struct run_config *config, const struct run_data *data,
-                      const struct run_options *options, const volatile int *signal_flag)
+                      const struct run_options *options, const int *signal_flag)
 {
     int count = (int)config->train.ranks, started = 0;
     enum status st = ST_OK;

@@ -155,7 +155,7 @@ static void end_process(struct process *p, enum status st)
 }
 
 enum status run_process(const struct run_config *config, const struct launch *launch,
-                        const struct run_options *options, const volatile int *signal_flag)
+                        const struct run_options *options, const int *signal_flag)
 {
     enum status st = ST_OK;
     struct run_data data = {0};

@@ -13,6 +13,7 @@
 #include "engine/train/checkpoint.h"
 #include "engine/train/checkpoint_model.h"
 #include "engine/train/evaluate.h"
+#include "engine/train/interrupt.h"
 #include "engine/train/products.h"
 #include "engine/train/weights.h"
 
@@ -577,7 +578,7 @@ static enum status steps(struct trainer *t)
     double last_s = clock_s();
     int64_t issued = t->steps_done;
     while (issued < t->total_steps && t->stop == 0) {
-        TRY(issue_step(t, issued, t->signal_flag != NULL ? *t->signal_flag : 0));
+        TRY(issue_step(t, issued, interrupt_read(t->signal_flag)));
         TRY(finish_step(t, issued - 1, &last_s));
         issued++;
         bool evaluates = evaluation_due(t, issued),
@@ -609,7 +610,7 @@ static enum status run_all(struct trainer *t)
     return executor_run(&t->executor, PROGRAM_FLUSH, NULL, NULL);
 }
 
-enum status trainer_run(struct trainer *t, const volatile int *signal_flag)
+enum status trainer_run(struct trainer *t, const int *signal_flag)
 {
     t->signal_flag = signal_flag;
     if (t->metrics != NULL)

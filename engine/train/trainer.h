@@ -72,7 +72,7 @@ struct trainer {
     void (*before_step)(void *context, struct trainer *t, int64_t step);
     void (*after_step)(void *context, struct trainer *t, const struct step_state *result);
     void *step_context;              /* borrowed */
-    const volatile int *signal_flag; /* borrowed, may be NULL: trainer_run()'s */
+    const int *signal_flag; /* borrowed, may be NULL: trainer_run()'s */
     int stop;                        /* STOP_ bits that all ranks agreed on */
     int signal;
     double best_metric;
@@ -102,7 +102,7 @@ void trainer_close(struct trainer *t);
  * Return: ST_OK (also after an early stop); ST_INTERRUPTED after a signal, state as of the last
  * step; ST_INVALID after NON_FINITE_LIMIT skipped steps in a row; errors of the parts.
  */
-MUST_CHECK enum status trainer_run(struct trainer *t, const volatile int *signal_flag);
+MUST_CHECK enum status trainer_run(struct trainer *t, const int *signal_flag);
 
 /**
  * trainer_trace() - before trainer_run(): write a time line of one step (engine/train/trace.h).

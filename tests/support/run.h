@@ -79,7 +79,7 @@ struct run_trace {
 struct run_how {
     struct executor_options executor; /* on_instr is called with the rank's trainer as context */
     const struct fault_plan *faults;  /* one a rank; NULL: none */
-    const volatile int *signal_flag;
+    const int *signal_flag;
     bool loud;           /* with metrics and the output folder */
     bool gradient_norms; /* fill squared_norm */
     /* On the rank's thread, before the first program and when training is over. */
