@@ -39,7 +39,7 @@ WARN := -Wall -Wextra -Wshadow -Wvla -Wundef -Wformat=2 -Wstrict-prototypes -Wmi
         -Wdouble-promotion -Wno-psabi $(if $(filter 1,$(WERROR)),-Werror)
 OPT  := $(if $(filter 1,$(DEBUG)),-O1 -DTESSERA_DEBUG,-O2)
 SANF := $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer)
-DEFS := $(if $(HAVE_CUDA),-DTESSERA_CUDA) $(if $(HAVE_MPI),-DTESSERA_MPI)
+DEFS := $(if $(HAVE_CUDA),-DTESSERA_CUDA) $(if $(findstring sm_90a,$(CUDA_GENCODE)),-DTESSERA_SM90A) $(if $(HAVE_MPI),-DTESSERA_MPI)
 CFLAGS_ALL  := -std=c11 -D_GNU_SOURCE -ffp-contract=off $(OPT) -g $(WARN) $(SANF) $(DEFS) -I. -I$(BUILD)/gen $(LIB_CFLAGS) $(CFLAGS)
 LDFLAGS_ALL := $(SANF) $(LDFLAGS)
 NVCCFLAGS_ALL := -std=c++17 -O3 -g -lineinfo --fmad=true $(CUDA_GENCODE) $(DEFS) -I. \

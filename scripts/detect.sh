@@ -109,6 +109,7 @@ if [ "$CUDA" != 0 ]; then
             fi
             [ -n "${arch# }" ] || arch='80 90'
             for a in $arch; do
+                [ "$a" != 90 ] || a=90a # all cards of 9.0 have its own instructions too
                 gencode="$gencode -gencode arch=compute_$a,code=sm_$a"
             done
             last=${arch% } last=${last##* }

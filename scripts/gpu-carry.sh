@@ -14,6 +14,8 @@
 set -eu
 cd "$(dirname "$0")/.."
 arch=${CUDA_ARCH:-90}
+code=$arch
+[ "$code" != 90 ] || code=90a # as scripts/detect.sh does it
 objects=build/carry
 out=build/gpu
 limit_kib=$((60 * 1024))
@@ -26,7 +28,7 @@ done
 # One architecture, compressed: the kernels are in every program.
 # shellcheck disable=SC2086
 make --no-print-directory -j"${JOBS:-2}" CUDA=1 CUDA_ARCH="$arch" MPI=0 BUILD=$objects \
-    CUDA_GENCODE="-gencode arch=compute_$arch,code=sm_$arch" \
+    CUDA_GENCODE="-gencode arch=compute_$code,code=sm_$code" \
     NVCCFLAGS='--compress-mode=size' $targets
 
 rm -rf $out

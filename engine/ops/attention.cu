@@ -20,19 +20,49 @@ static struct attention_args attention_args(struct tensor qkv, struct tensor out
     return a;
 }
 
+/* Are there kernels for Hopper in this program, and is this its GPU? */
+static enum status attention_wgmma_there(bool *out)
+{
+    *out = false;
+#ifdef TESSERA_SM90A
+    int device, major, minor;
+    TRY(CUDA(cudaGetDevice(&device)));
+    TRY(CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device)));
+    TRY(CUDA(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device)));
+    *out = major == 9 && minor == 0;
+#endif
+    return ST_OK;
+}
+
 enum status attention_cuda_open(void)
 {
+    bool hopper;
+    TRY(attention_wgmma_there(&hopper));
+    if (hopper) {
+        TRY(attention_wgmma_forward_open());
+        TRY(attention_wgmma_backward_open());
+    }
     TRY(attention_mma_forward_open());
     return attention_mma_backward_open();
 }
 
-/* Can the tensor-core kernels run these tensors? */
-static bool attention_mma_fits(const struct attention_args *a, enum dtype dtype)
+enum attention_kind { ATTENTION_PLAIN, ATTENTION_MMA, ATTENTION_WGMMA };
+
+/* The kernels that run these tensors. */
+static enum status attention_kind(enum attention_kind *out, const struct attention_args *a,
+                                  enum dtype dtype)
 {
-    bool width = a->width == 32 || a->width == 64 || a->width == 128;
-    bool groups = a->drop.p == 0.0f || a->q.positions % 8 == 0;
-    return dtype == DTYPE_BF16 && width && groups &&
-           packs_fit(0, 1, a->qkv, a->out, a->dout, a->dqkv);
+    enum { INFINITE_HALF = 0x7C00 }; /* the largest threshold that compares as a number does */
+    bool width = a->width == 32 || a->width == 64 || a->width == 128, hopper;
+    bool dropout = a->drop.p == 0.0f ||
+                   (a->q.positions % 8 == 0 && dropout_threshold(a->drop.p) <= INFINITE_HALF);
+    *out = ATTENTION_PLAIN;
+    if (dtype != DTYPE_BF16 || !width || !dropout ||
+        !packs_fit(0, 1, a->qkv, a->out, a->dout, a->dqkv))
+        return ST_OK;
+    TRY(attention_wgmma_there(&hopper));
+    *out = hopper && a->width < 128 ? ATTENTION_WGMMA : ATTENTION_MMA;
+    return ST_OK;
 }
 
 static enum status attention_check(const struct attention_args *a)
@@ -48,10 +78,14 @@ enum status cuda_attention_forward(struct stream *s, struct tensor out, struct t
                                    struct dropout drop)
 {
     struct attention_args a = attention_args(qkv, out, lse, q, heads, drop);
+    enum attention_kind kind;
     TRY(attention_check(&a));
     if (q->rows == 0)
         return ST_OK;
-    if (attention_mma_fits(&a, qkv.dtype))
+    TRY(attention_kind(&kind, &a, qkv.dtype));
+    if (kind == ATTENTION_WGMMA)
+        return attention_wgmma_forward(s, &a);
+    if (kind == ATTENTION_MMA)
         return attention_mma_forward(s, &a);
     return attention_plain_forward(s, &a, qkv.dtype);
 }
@@ -61,6 +95,7 @@ enum status cuda_attention_backward(struct stream *s, struct tensor dqkv, struct
                                     const struct sequences *q, int heads, struct dropout drop)
 {
     struct attention_args a = attention_args(qkv, out, lse, q, heads, drop);
+    enum attention_kind kind;
     void *workspace;
     a.dout = dout.data;
     a.dqkv = dqkv.data;
@@ -68,12 +103,16 @@ enum status cuda_attention_backward(struct stream *s, struct tensor dqkv, struct
     if (q->rows == 0)
         return ST_OK;
     TRY(stream_scratch(&workspace, s,
-                       attention_workspace_bytes_cuda(heads, q->rows, q->max_length)));
-    a.delta = (float *)workspace;
-    a.stats = (float2 *)workspace;
-    a.keep = (uint8_t *)(a.stats + q->rows * heads);
+                       attention_workspace_bytes_cuda(heads, q->rows, q->count, q->max_length)));
     a.keep_pitch = attention_keep_pitch(q->max_length);
-    if (attention_mma_fits(&a, qkv.dtype))
+    a.keep_slots = attention_keep_slots(q->rows, q->count);
+    a.delta = (float *)workspace;
+    a.keep = (uint8_t *)workspace;
+    a.stats = (float2 *)(a.keep + heads * a.keep_slots * 64 * a.keep_pitch);
+    TRY(attention_kind(&kind, &a, qkv.dtype));
+    if (kind == ATTENTION_WGMMA)
+        return attention_wgmma_backward(s, &a);
+    if (kind == ATTENTION_MMA)
         return attention_mma_backward(s, &a);
     return attention_plain_backward(s, &a, qkv.dtype);
 }

@@ -1,9 +1,10 @@
 /*
- * engine/ops/attention_cuda.cuh - what the two kinds of attention kernels share.
+ * engine/ops/attention_cuda.cuh - what the kinds of attention kernels share.
  *
- *   attention_mma_*.cu  tensor cores: bf16, head widths 32, 64 and 128
- *   attention_plain.cu  one warp a row, fp32 arithmetic: fp32 tensors and all other widths
- *   attention.cu        the entries of the table, the choice between the two
+ *   attention_wgmma_*.cu  Hopper's tensor cores: bf16, head widths 32 and 64
+ *   attention_mma_*.cu    tensor cores: bf16, head widths 32, 64 and 128
+ *   attention_plain.cu    one warp a row, fp32 arithmetic: fp32 tensors and all other widths
+ *   attention.cu          the entries of the table, the choice between them
  *
  * The grid of all of them is (row tiles, heads, sequences + 1); the blocks past a sequence's rows
  * end at once, and the last slice writes the rows of no sequence. So the grid depends on the sizes
@@ -21,9 +22,10 @@ struct attention_args {
     const void *dout;
     void *dqkv;
     float *delta;       /* (H, T), rows of dout * out summed over a head; plain kernels */
-    float2 *stats;      /* (H, T); this and keep: see attention_mma_backward.cu */
-    uint8_t *keep;      /* (H, T, keep_pitch) */
+    float2 *stats;      /* (H, T); this and keep: see attention_mma_backward.cu and _wgmma_ */
+    uint8_t *keep;      /* (H, T, keep_pitch), or (H, keep_slots, 64 keep_pitch) */
     int64_t keep_pitch; /* bytes */
+    int64_t keep_slots;
     struct sequences q;
     int heads, width;
     int64_t channels;
@@ -77,6 +79,8 @@ static inline dim3 attention_grid(const struct attention_args *a, int rows)
     return dim3((unsigned)(tiles > 0 ? tiles : 1), (unsigned)a->heads, (unsigned)a->q.count + 1);
 }
 
+enum status attention_wgmma_forward(struct stream *s, const struct attention_args *a);
+enum status attention_wgmma_backward(struct stream *s, const struct attention_args *a);
 enum status attention_mma_forward(struct stream *s, const struct attention_args *a);
 enum status attention_mma_backward(struct stream *s, const struct attention_args *a);
 
@@ -87,10 +91,12 @@ enum status attention_plain_backward(struct stream *s, const struct attention_ar
                                      enum dtype dtype);
 
 /* Allow the kernels their shared memory on the current GPU. */
+enum status attention_wgmma_forward_open(void);
+enum status attention_wgmma_backward_open(void);
 enum status attention_mma_forward_open(void);
 enum status attention_mma_backward_open(void);
 
-/** attention_cuda_open() - both of these; at start. */
+/** attention_cuda_open() - all of these; at start. */
 enum status attention_cuda_open(void);
 
 #endif

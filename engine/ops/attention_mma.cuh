@@ -54,12 +54,17 @@ __device__ static inline uint32_t shared_address(const void *p)
     return (uint32_t)__cvta_generic_to_shared(p);
 }
 
-/* Start to copy 16 bytes, or write 16 zeros; @from must be readable in both cases. */
-__device__ static inline void copy_16(void *to, const void *from, bool real)
+/* Start to copy 16 bytes. */
+__device__ static inline void copy_16(uint32_t to, const void *from)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+
+/* The same, or write 16 zeros; @from must be readable in both cases. */
+__device__ static inline void copy_16(uint32_t to, const void *from, bool real)
 {
     int bytes = real ? 16 : 0;
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
-                 "l"(from), "r"(bytes)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
                  : "memory");
 }
 
@@ -84,17 +89,53 @@ template <int PENDING> __device__ inline void copies_wait(void)
 
 enum tile_order { ROWS_IN_ORDER, ROWS_AS_KEYS };
 
-/* Start to copy 64 rows of a head; rows from @rows on become zeros. @rows >= 1. */
-template <int D, enum tile_order ORDER>
-__device__ inline void tile_load(bf16 *tile, const bf16 *from, int64_t stride, int rows)
-{
-    constexpr int CHUNKS = D / 8, ROWS = MMA_THREADS / CHUNKS;
-    int row = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
+/*
+ * How this thread copies tiles: 16 bytes of every ROWS-th row, whose places, in bytes, repeat after
+ * PERIOD rows, farther on. They are made once, or each copy would make them anew.
+ */
+template <int D, int ORDER> struct tile_copy {
+    enum { CHUNKS = D / 8, ROWS = MMA_THREADS / CHUNKS };
+    enum { PERIOD = ORDER == ROWS_AS_KEYS && ROWS < 32 ? 32 / ROWS : 1 };
+    int row, chunk;
+    uint32_t place[PERIOD];
+
+    __device__ inline uint32_t to(int k) const
+    {
+        return place[k % PERIOD] + (uint32_t)(k / PERIOD * PERIOD * ROWS * D) * sizeof(bf16);
+    }
+};
+
+template <int D, int ORDER> __device__ inline struct tile_copy<D, ORDER> tile_copy_make(void) {
+    struct tile_copy<D, ORDER> x;
+    x.row = threadIdx.x / x.CHUNKS;
+    x.chunk = threadIdx.x % x.CHUNKS;
 #pragma unroll
-    for (int k = 0; k < TILE / ROWS; k++) {
-        int r = k * ROWS + row, place = ORDER == ROWS_AS_KEYS ? key_place(r) : r;
-        bool real = r < rows;
-        copy_16(tile + tile_at<D>(place, chunk), from + (real ? r : 0) * stride + chunk * 8, real);
+    for (int k = 0; k < x.PERIOD; k++) {
+        int r = k * x.ROWS + x.row, place = ORDER == ROWS_AS_KEYS ? key_place(r) : r;
+        x.place[k] = (uint32_t)tile_at<D>(place, x.chunk) * sizeof(bf16);
+        asm volatile("" : "+r"(x.place[k]));
+    }
+    return x;
+}
+
+/* Start to copy 64 rows of a head; rows from @rows on become zeros. @rows >= 1. */
+template <int D, int ORDER>
+__device__ inline void tile_load(const struct tile_copy<D, ORDER> &x, bf16 *tile, const bf16 *from,
+                                 int64_t stride, int rows)
+{
+    uint32_t to = shared_address(tile);
+    uint32_t step = (uint32_t)stride * (uint32_t)(x.ROWS * sizeof(bf16));
+    const char *mine = (const char *)(from + (uint32_t)x.row * (uint32_t)stride + x.chunk * 8);
+    if (rows >= TILE) {
+#pragma unroll
+        for (int k = 0; k < TILE / x.ROWS; k++)
+            copy_16(to + x.to(k), mine + (uint64_t)step * k);
+        return;
+    }
+#pragma unroll
+    for (int k = 0; k < TILE / x.ROWS; k++) {
+        bool real = k * x.ROWS + x.row < rows;
+        copy_16(to + x.to(k), real ? mine + (uint64_t)step * k : (const char *)from, real);
     }
 }
 
@@ -103,12 +144,12 @@ __device__ inline void tile_load(bf16 *tile, const bf16 *from, int64_t stride, i
  * the end, but the group is committed, so that every turn of a loop waits for the same number.
  */
 template <int D>
-__device__ inline void key_stage_load(bf16 *stage, const bf16 *k, const bf16 *v, int64_t stride,
-                                      int j, int keys)
+__device__ inline void key_stage_load(const struct tile_copy<D, ROWS_AS_KEYS> &x, bf16 *stage,
+                                      const bf16 *k, const bf16 *v, int64_t stride, int j, int keys)
 {
     if (j < keys) {
-        tile_load<D, ROWS_AS_KEYS>(stage, k + j * stride, stride, keys - j);
-        tile_load<D, ROWS_AS_KEYS>(stage + TILE * D, v + j * stride, stride, keys - j);
+        tile_load(x, stage, k + j * stride, stride, keys - j);
+        tile_load(x, stage + TILE * D, v + j * stride, stride, keys - j);
     }
     copies_commit();
 }
@@ -270,18 +311,6 @@ __device__ static inline float exp2_fast(float x)
     return y;
 }
 
-/* Keys from @keys on (columns of a step: 8 t + 2 n + e) weigh nothing. */
-__device__ static inline void mask_tail(float (&s)[STEP / 8][4], int keys)
-{
-    int t = threadIdx.x % 4;
-#pragma unroll
-    for (int n = 0; n < STEP / 8; n++)
-#pragma unroll
-        for (int e = 0; e < 2; e++)
-            if (8 * t + 2 * n + e >= keys)
-                s[n][e] = s[n][2 + e] = -INFINITY;
-}
-
 /* A row's value over its four lanes. */
 
 __device__ static inline float quad_max(float x)
@@ -296,6 +325,83 @@ __device__ static inline float quad_sum(float x)
     return x + __shfl_xor_sync(0xFFFFFFFFu, x, 2);
 }
 
+/*
+ * Keys from @keys on weigh nothing. Columns of @N accumulators are keys 8 t + 2 n + e of 32, and 32
+ * on for each four accumulators more.
+ */
+template <int N> __device__ inline void mask_tail(float (&s)[N][4], int keys)
+{
+    int t = threadIdx.x % 4;
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+        for (int e = 0; e < 2; e++)
+            if (n / 4 * 32 + 8 * t + n % 4 * 2 + e >= keys)
+                s[n][e] = s[n][2 + e] = -INFINITY;
+}
+
+#define GROWTH 8.0f /* log2 of how far a row's probabilities may pass 1 */
+
+/*
+ * Running softmax of rows g and g + 8. The reference of a row is not its running maximum but one
+ * that is at most 2^GROWTH too small: sums and outputs are rescaled only when a score passes that,
+ * which is rare after the first keys, and the four lanes of a row need not talk before. P <= 256
+ * costs no precision: bf16 and fp32 float, and a sum of 2^16 keys still fits.
+ */
+struct softmax {
+    float most[2];  /* the reference, a score */
+    float total[2]; /* this lane's part of the sum of exp2((score - most) * scale) */
+};
+
+/* Raise the references to these scores' maxima if any row needs it; scale sums and outputs down. */
+template <int D, int N>
+__device__ inline void softmax_raise(struct softmax &x, float (&o)[D / 8][4],
+                                     const float (&s)[N][4], float scale)
+{
+    float most[2];
+    bool grows = false;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        most[half] = fmaxf(s[0][2 * half], s[0][2 * half + 1]);
+#pragma unroll
+        for (int n = 1; n < N; n++)
+            most[half] = fmaxf(most[half], fmaxf(s[n][2 * half], s[n][2 * half + 1]));
+        grows |= (most[half] - x.most[half]) * scale > GROWTH;
+    }
+    if (!__any_sync(0xFFFFFFFFu, grows))
+        return;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float next = fmaxf(x.most[half], quad_max(most[half]));
+        float shrink = exp2_fast((x.most[half] - next) * scale);
+        x.most[half] = next;
+        x.total[half] *= shrink;
+#pragma unroll
+        for (int n = 0; n < D / 8; n++) {
+            o[n][2 * half] *= shrink;
+            o[n][2 * half + 1] *= shrink;
+        }
+    }
+}
+
+/* Scores to exp2((score - most) * scale). */
+template <int N>
+__device__ inline void softmax_step(struct softmax &x, float (&s)[N][4], float scale)
+{
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float offset = x.most[half] * scale;
+#pragma unroll
+        for (int n = 0; n < N; n++)
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                float &p = s[n][2 * half + e];
+                p = exp2_fast(fmaf(p, scale, -offset));
+                x.total[half] += p;
+            }
+    }
+}
+
 /* ---- dropout --------------------------------------------------------------------------------- */
 
 /*
@@ -303,8 +409,9 @@ __device__ static inline float quad_sum(float x)
  * four of the fourteen multiplications and most of three rounds are done once.
  */
 struct keep_start {
-    bool on;        /* false: everything is kept */
-    uint32_t limit; /* threshold << 17, less 1: kept is what is greater */
+    bool on;            /* false: everything is kept */
+    uint32_t limit;     /* threshold << 17, less 1: kept is what is greater */
+    uint32_t threshold; /* in both halves */
     uint32_t k0, k1;
     uint32_t c2, d0, e0, e1, e2; /* the parts of rounds 1, 2 and 3 that do not change */
 };
@@ -320,6 +427,7 @@ __device__ static inline struct keep_start keep_start(const struct dropout_key &
     struct keep_start x;
     x.on = key.on && key.threshold > 0;
     x.limit = (key.threshold << 17) - 1;
+    x.threshold = key.threshold * 0x10001u;
     x.k0 = (uint32_t)key.seed;
     x.k1 = (uint32_t)(key.seed >> 32);
     uint32_t a0 = __umulhi(PHILOX_M1, sample) ^ key.layer_site ^ x.k0, a1 = PHILOX_M1 * sample;

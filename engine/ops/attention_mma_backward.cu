@@ -135,13 +135,15 @@ __global__ static void __launch_bounds__(MMA_THREADS, dq_shape<D>::BLOCKS)
     const bf16 *base = (const bf16 *)a.qkv + x.first * stride;
     const bf16 *k = base + attention_column(a, 1, h), *v = base + attention_column(a, 2, h);
     int64_t from = (x.first + i0) * a.channels + attention_column(a, 0, h);
-    tile_load<D, ROWS_IN_ORDER>(queries, base + i0 * stride + attention_column(a, 0, h), stride,
-                                x.rows - i0);
-    tile_load<D, ROWS_IN_ORDER>(douts, (const bf16 *)a.dout + from, a.channels, x.rows - i0);
-    tile_load<D, ROWS_IN_ORDER>(outs, (const bf16 *)a.out + from, a.channels, x.rows - i0);
+    struct tile_copy<D, ROWS_AS_KEYS> key_copy = tile_copy_make<D, ROWS_AS_KEYS>();
+    struct tile_copy<D, ROWS_IN_ORDER> row_copy = tile_copy_make<D, ROWS_IN_ORDER>();
+    tile_load(row_copy, queries, base + i0 * stride + attention_column(a, 0, h), stride,
+              x.rows - i0);
+    tile_load(row_copy, douts, (const bf16 *)a.dout + from, a.channels, x.rows - i0);
+    tile_load(row_copy, outs, (const bf16 *)a.out + from, a.channels, x.rows - i0);
     copies_commit();
     for (int n = 0; n < STAGES - 1; n++)
-        key_stage_load<D>(stages + n * STAGE, k, v, stride, n * TILE, x.keys);
+        key_stage_load<D>(key_copy, stages + n * STAGE, k, v, stride, n * TILE, x.keys);
     struct dropout_key key = dropout_key(a.drop);
     struct keep_start keep = keep_start(key, x.sample);
     uint32_t group = keep_group(x, a.q.positions, row + lane / 4, 0) + lane % 4;
@@ -157,7 +159,7 @@ __global__ static void __launch_bounds__(MMA_THREADS, dq_shape<D>::BLOCKS)
         const bf16 *keys = stages + tile % STAGES * STAGE, *values = keys + TILE * D;
         copies_wait<STAGES - 2>();
         __syncthreads(); /* this stage is here, and nobody reads the one that is loaded next */
-        key_stage_load<D>(stages + (tile + STAGES - 1) % STAGES * STAGE, k, v, stride,
+        key_stage_load<D>(key_copy, stages + (tile + STAGES - 1) % STAGES * STAGE, k, v, stride,
                           j0 + (STAGES - 1) * TILE, x.keys);
         int steps = row < x.rows ? min(TILE, x.keys - j0) : 0; /* a warp without rows only loads */
 #pragma unroll 1
@@ -166,7 +168,7 @@ __global__ static void __launch_bounds__(MMA_THREADS, dq_shape<D>::BLOCKS)
             multiply_along<D>(s, left_q, keys, part, at);
             multiply_along<D>(dp, left_d, values, part, at);
             if (part + STEP > steps)
-                mask_tail(s, steps - part);
+                mask_tail<STEP / 8>(s, steps - part);
             query_step(s, dp, rows, keep, scale, kept, group + (uint32_t)(j0 + part) / 8,
                        a.q.positions, j0 + part);
             multiply_down<D>(dq, s, keys, part, at);
@@ -206,15 +208,16 @@ template <int D> __device__ inline struct query_stage query_stage(bf16 *shared, 
  * nothing past the end, but a group. */
 template <int D>
 __device__ inline void
-query_stage_load(const struct query_stage &to, const struct attention_args &a,
-                 const struct attention_head &x, int h, int i0, int j0, bool on)
+query_stage_load(const struct tile_copy<D, ROWS_IN_ORDER> &row_copy, const struct query_stage &to,
+                 const struct attention_args &a, const struct attention_head &x, int h, int i0,
+                 int j0, bool on)
 {
     if (i0 < x.rows) {
         int64_t stride = 3 * a.channels, first = x.first + i0, column = attention_column(a, 0, h);
-        tile_load<D, ROWS_IN_ORDER>(to.queries, (const bf16 *)a.qkv + first * stride + column,
-                                    stride, x.rows - i0);
-        tile_load<D, ROWS_IN_ORDER>(to.douts, (const bf16 *)a.dout + first * a.channels + column,
-                                    a.channels, x.rows - i0);
+        tile_load(row_copy, to.queries, (const bf16 *)a.qkv + first * stride + column, stride,
+                  x.rows - i0);
+        tile_load(row_copy, to.douts, (const bf16 *)a.dout + first * a.channels + column,
+                  a.channels, x.rows - i0);
         int i = threadIdx.x % TILE;
         bool real = i0 + i < x.rows;
         int64_t at = h * a.q.rows + first + (real ? i : 0);
@@ -296,18 +299,19 @@ __global__ static void __launch_bounds__(MMA_THREADS, dkv_shape<D>::BLOCKS)
     float dk[D / 8][4] = {}, dv[D / 8][4] = {};
     float scale = a.scale * LOG2_E, kept = key.on ? key.scale : 1.0f;
     struct lane_places at = lane_places<D>();
+    struct tile_copy<D, ROWS_IN_ORDER> row_copy = tile_copy_make<D, ROWS_IN_ORDER>();
     if (queries > 0) { /* keys and values come with the first group */
         const bf16 *base = (const bf16 *)a.qkv + (x.first + j0) * stride;
-        tile_load<D, ROWS_IN_ORDER>(keys, base + attention_column(a, 1, h), stride, x.keys - j0);
-        tile_load<D, ROWS_IN_ORDER>(values, base + attention_column(a, 2, h), stride, x.keys - j0);
+        tile_load(row_copy, keys, base + attention_column(a, 1, h), stride, x.keys - j0);
+        tile_load(row_copy, values, base + attention_column(a, 2, h), stride, x.keys - j0);
         for (int n = 0; n < STAGES - 1; n++)
-            query_stage_load<D>(query_stage<D>(shared, n), a, x, h, n * TILE, j0, on);
+            query_stage_load<D>(row_copy, query_stage<D>(shared, n), a, x, h, n * TILE, j0, on);
     }
     for (int tile = 0, i0 = 0; i0 < queries; tile++, i0 += TILE) {
         struct query_stage now = query_stage<D>(shared, tile % STAGES);
         copies_wait<STAGES - 2>();
         __syncthreads(); /* this stage is here, and nobody reads the one that is loaded next */
-        query_stage_load<D>(query_stage<D>(shared, (tile + STAGES - 1) % STAGES), a, x, h,
+        query_stage_load<D>(row_copy, query_stage<D>(shared, (tile + STAGES - 1) % STAGES), a, x, h,
                             i0 + (STAGES - 1) * TILE, j0, on);
         int steps = row < x.keys ? min(TILE, queries - i0) : 0; /* a warp without keys only loads */
 #pragma unroll 1

@@ -9,10 +9,7 @@
  *
  *     S = Q K^T, 32 keys at a time      P = exp2(S scale log2(e) - reference)      O += mask(P) V
  *
- * S and P stay in registers. The reference of a row is not its running maximum but one that is at
- * most 2^8 too small: sums and outputs are rescaled only when a score passes that, which is rare
- * after the first keys, and the four lanes of a row need not talk before. P <= 256 costs no
- * precision: bf16 and fp32 float, and a sum of 2^16 keys still fits.
+ * S and P stay in registers.
  *
  * Operations: 4 n m D a head. Bytes: qkv, out and lse once; keys and values again from L2 for every
  * 64 queries. Bound by memory and its latency at 100 to 400 keys, then by issue slots: about 20 an
@@ -26,62 +23,6 @@
 template <int D> struct forward_shape {
     enum { BLOCKS = D == 128 ? 2 : 4, BYTES = tile_bytes(TILE * (1 + 2 * STAGES), D) };
 };
-
-#define GROWTH 8.0f /* log2 of how far a row's probabilities may pass 1 */
-
-/* Running softmax of rows g and g + 8. */
-struct softmax {
-    float most[2];  /* the reference, a score */
-    float total[2]; /* this lane's part of the sum of exp2((score - most) * scale) */
-};
-
-/* Raise the references to this step's maxima if any row needs it; scale sums and outputs down. */
-template <int D>
-__device__ inline void softmax_raise(struct softmax &x, float (&o)[D / 8][4],
-                                     const float (&s)[STEP / 8][4], float scale)
-{
-    float most[2];
-    bool grows = false;
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        most[half] = fmaxf(s[0][2 * half], s[0][2 * half + 1]);
-#pragma unroll
-        for (int n = 1; n < STEP / 8; n++)
-            most[half] = fmaxf(most[half], fmaxf(s[n][2 * half], s[n][2 * half + 1]));
-        grows |= (most[half] - x.most[half]) * scale > GROWTH;
-    }
-    if (!__any_sync(0xFFFFFFFFu, grows))
-        return;
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        float next = fmaxf(x.most[half], quad_max(most[half]));
-        float shrink = exp2_fast((x.most[half] - next) * scale);
-        x.most[half] = next;
-        x.total[half] *= shrink;
-#pragma unroll
-        for (int n = 0; n < D / 8; n++) {
-            o[n][2 * half] *= shrink;
-            o[n][2 * half + 1] *= shrink;
-        }
-    }
-}
-
-/* Scores to exp2((score - most) * scale). */
-__device__ static inline void softmax_step(struct softmax &x, float (&s)[STEP / 8][4], float scale)
-{
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        float offset = x.most[half] * scale;
-#pragma unroll
-        for (int n = 0; n < STEP / 8; n++)
-#pragma unroll
-            for (int e = 0; e < 2; e++) {
-                float &p = s[n][2 * half + e];
-                p = exp2_fast(fmaf(p, scale, -offset));
-                x.total[half] += p;
-            }
-    }
-}
 
 /* Zero what dropout drops; @group is that of row g, @rows_8 groups on is row g + 8. */
 __device__ static inline void drop_step(float (&s)[STEP / 8][4], const struct keep_start &keep,
@@ -117,11 +58,12 @@ __global__ static void __launch_bounds__(MMA_THREADS, forward_shape<D>::BLOCKS)
         return;
     const bf16 *base = (const bf16 *)a.qkv + x.first * stride;
     const bf16 *k = base + attention_column(a, 1, h), *v = base + attention_column(a, 2, h);
-    tile_load<D, ROWS_IN_ORDER>(queries, base + i0 * stride + attention_column(a, 0, h), stride,
-                                x.rows - i0);
+    struct tile_copy<D, ROWS_AS_KEYS> key_copy = tile_copy_make<D, ROWS_AS_KEYS>();
+    tile_load(tile_copy_make<D, ROWS_IN_ORDER>(), queries,
+              base + i0 * stride + attention_column(a, 0, h), stride, x.rows - i0);
     copies_commit();
     for (int n = 0; n < STAGES - 1; n++)
-        key_stage_load<D>(stages + n * STAGE, k, v, stride, n * TILE, x.keys);
+        key_stage_load<D>(key_copy, stages + n * STAGE, k, v, stride, n * TILE, x.keys);
     struct dropout_key key = dropout_key(a.drop);
     struct keep_start keep = keep_start(key, x.sample);
     uint32_t group = keep_group(x, a.q.positions, row + lane / 4, 0) + lane % 4;
@@ -136,7 +78,7 @@ __global__ static void __launch_bounds__(MMA_THREADS, forward_shape<D>::BLOCKS)
         const bf16 *keys = stages + tile % STAGES * STAGE, *values = keys + TILE * D;
         copies_wait<STAGES - 2>();
         __syncthreads(); /* this stage is here, and nobody reads the one that is loaded next */
-        key_stage_load<D>(stages + (tile + STAGES - 1) % STAGES * STAGE, k, v, stride,
+        key_stage_load<D>(key_copy, stages + (tile + STAGES - 1) % STAGES * STAGE, k, v, stride,
                           j0 + (STAGES - 1) * TILE, x.keys);
         int steps = row < x.rows ? min(TILE, x.keys - j0) : 0; /* a warp without rows only loads */
 #pragma unroll 1
@@ -144,9 +86,9 @@ __global__ static void __launch_bounds__(MMA_THREADS, forward_shape<D>::BLOCKS)
             float s[STEP / 8][4] = {};
             multiply_along<D>(s, left, keys, part, at);
             if (part + STEP > steps)
-                mask_tail(s, steps - part);
-            softmax_raise<D>(sum, o, s, scale);
-            softmax_step(sum, s, scale);
+                mask_tail<STEP / 8>(s, steps - part);
+            softmax_raise<D, STEP / 8>(sum, o, s, scale);
+            softmax_step<STEP / 8>(sum, s, scale);
             if (keep.on)
                 drop_step(s, keep, group + (uint32_t)(j0 + part) / 8, a.q.positions);
             multiply_down<D>(o, s, values, part, at);

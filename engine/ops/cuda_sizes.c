@@ -23,8 +23,8 @@ size_t cuda_workspace_bytes(const struct device *device, const struct op_limits 
     (void)device;
     int64_t widest = limits->channels * 3 > limits->ffn ? limits->channels * 3 : limits->ffn;
     size_t columns = (size_t)(2 * column_parts(limits->rows) * widest) * sizeof(float);
-    size_t attention =
-        attention_workspace_bytes_cuda(limits->heads, limits->rows, limits->max_length);
+    size_t attention = attention_workspace_bytes_cuda(limits->heads, limits->rows,
+                                                      limits->sequences, limits->max_length);
     size_t sums = (size_t)(limits->sequences + NORM_BLOCKS) * 2 * sizeof(double);
     columns = largest(columns, norm_bytes(limits));
     return largest(largest(GEMM_WORKSPACE_BYTES, columns), largest(attention, sums));

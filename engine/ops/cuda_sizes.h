@@ -28,10 +28,18 @@ static inline int64_t attention_keep_pitch(int64_t max_length)
     return (max_length + 63) / 64 * 8;
 }
 
-/** attention_workspace_bytes_cuda() - of backward: two floats and the keep bits a row and head. */
-static inline size_t attention_workspace_bytes_cuda(int64_t heads, int64_t rows, int64_t max_length)
+/* Tiles of 64 rows that lie in one sequence each, with gaps: of @count sequences of @rows rows. */
+static inline int64_t attention_keep_slots(int64_t rows, int64_t count)
 {
-    return (size_t)(heads * rows) * (2 * sizeof(float) + (size_t)attention_keep_pitch(max_length));
+    return rows / 64 + count + 1;
+}
+
+/** attention_workspace_bytes_cuda() - of backward: two floats and the keep bits a row and head. */
+static inline size_t attention_workspace_bytes_cuda(int64_t heads, int64_t rows, int64_t sequences,
+                                                    int64_t max_length)
+{
+    int64_t keep = attention_keep_slots(rows, sequences) * 64 * attention_keep_pitch(max_length);
+    return (size_t)heads * ((size_t)rows * 2 * sizeof(float) + (size_t)keep);
 }
 
 /** cuda_workspace_bytes() - the CUDA backend's entry workspace_bytes; @device is not used. */

@@ -2,8 +2,9 @@
  * engine/ops/dropout.h - which elements dropout keeps, and dropout as an op of its own.
  *
  * engine/base/rng.h gives the counters. The factor of an element is 0 or 1 / (1 - p), with p in
- * steps of 2^-15; it is computed where it is needed, forward and backward, and never stored between
- * them. Where a norm or attention stands beside dropout it is a part of that op; where nothing does:
+ * steps of 2^-15; it is computed where it is needed, forward and backward, and never stored
+ * between them. Where a norm or attention stands beside dropout it is a part of that op; where
+ * nothing does:
  *
  *     out[t, c] = factor x[t, c],  element = position * C + c
  *
