@@ -2,6 +2,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "tests/support/support.h"
 
@@ -71,6 +72,38 @@ static void memory_is_zeroed_aligned_and_counted(void **state)
     assert_null(p);
     mem_free(&p);
     assert_int_equal(mem_live_bytes(), before);
+}
+
+static size_t resident_bytes(void)
+{
+    unsigned long total = 0, resident = 0;
+    FILE *f = fopen("/proc/self/statm", "r");
+    assert_non_null(f);
+    assert_int_equal(fscanf(f, "%lu %lu", &total, &resident), 2);
+    fclose(f);
+    return resident * (size_t)sysconf(_SC_PAGESIZE);
+}
+
+/* Whoever wants its pages at once says so (engine/device/host_memory.h). */
+static void large_memory_is_zero_without_being_written(void **state)
+{
+    (void)state;
+    const size_t bytes = (size_t)MEM_LARGE_BYTES + 1000;
+    unsigned char *p;
+    size_t before = resident_bytes();
+    assert_ok(mem_alloc(&p, bytes));
+    assert_int_equal((uintptr_t)p % ARENA_ALIGN, 0);
+    assert_int_equal(mem_live_bytes(), bytes);
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+    assert_true(resident_bytes() < before + (1 << 20));
+#endif
+    for (size_t i = 0; i < bytes; i += 997)
+        assert_int_equal(p[i], 0);
+    p[0] = p[bytes - 1] = 1;
+    mem_free(&p);
+    assert_null(p);
+    assert_int_equal(mem_live_bytes(), 0);
+    assert_true(resident_bytes() < before + (8 << 20));
 }
 
 static void the_peak_is_the_most_that_was_held_at_a_time(void **state)
@@ -264,6 +297,7 @@ int main(void)
         cmocka_unit_test(a_measuring_arena_gives_the_size_that_binding_uses),
         cmocka_unit_test(an_arena_that_is_too_small_asserts),
         cmocka_unit_test(memory_is_zeroed_aligned_and_counted),
+        cmocka_unit_test(large_memory_is_zero_without_being_written),
         cmocka_unit_test(the_peak_is_the_most_that_was_held_at_a_time),
         cmocka_unit_test(sizes_that_overflow_are_refused),
         cmocka_unit_test(a_growing_array_keeps_its_contents),

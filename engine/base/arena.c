@@ -3,10 +3,12 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 /* Every allocation carries its size in front, so that live bytes can be counted. */
 struct mem_header {
     size_t bytes;
+    size_t mapped; /* bytes of the mapping that it is; 0: of the heap */
 };
 _Static_assert(sizeof(struct mem_header) <= ARENA_ALIGN, "the header fits in the alignment gap");
 
@@ -34,7 +36,21 @@ static void count_bytes(long long bytes)
         ;
 }
 
-enum status mem_alloc_raw(void *out, size_t bytes)
+/* The system's own pages are zero: nobody has to write that, and touch all of them. Sanitizers know
+ * the heap alone. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { MAPS = 0 };
+#else
+enum { MAPS = 1 };
+#endif
+
+static char *take_mapping(size_t bytes)
+{
+    void *block = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return block != MAP_FAILED ? block : NULL;
+}
+
+static enum status take(void *out, size_t bytes, bool zeroed)
 {
     ASSERT(sealed == 0);
     void *p = NULL;
@@ -44,24 +60,29 @@ enum status mem_alloc_raw(void *out, size_t bytes)
     if (bytes > SIZE_MAX - 2 * ARENA_ALIGN)
         return FAIL(MEMORY, "allocation of %zu bytes overflows", bytes);
     size_t total = (bytes + ARENA_ALIGN - 1) / ARENA_ALIGN * ARENA_ALIGN + ARENA_ALIGN;
-    char *block = should_fail() ? NULL : aligned_alloc(ARENA_ALIGN, total);
+    bool maps = MAPS && zeroed && bytes >= MEM_LARGE_BYTES;
+    char *block = should_fail() ? NULL
+                  : maps        ? take_mapping(total)
+                                : aligned_alloc(ARENA_ALIGN, total);
     if (block == NULL)
         return FAIL(MEMORY, "out of memory: %zu bytes", bytes);
     p = block + ARENA_ALIGN;
-    header_of(p)->bytes = bytes;
+    *header_of(p) = (struct mem_header){bytes, maps ? total : 0};
     count_bytes((long long)bytes);
+    if (zeroed && !maps)
+        memset(p, 0, bytes);
     memcpy(out, &p, sizeof p);
     return ST_OK;
 }
 
+enum status mem_alloc_raw(void *out, size_t bytes)
+{
+    return take(out, bytes, false);
+}
+
 enum status mem_alloc(void *out, size_t bytes)
 {
-    void *p;
-    TRY(mem_alloc_raw(out, bytes));
-    memcpy(&p, out, sizeof p);
-    if (p != NULL)
-        memset(p, 0, bytes);
-    return ST_OK;
+    return take(out, bytes, true);
 }
 
 void mem_free(void *pointer_address)
@@ -70,8 +91,12 @@ void mem_free(void *pointer_address)
     memcpy(&p, pointer_address, sizeof p);
     if (p == NULL)
         return;
-    atomic_fetch_sub(&live_bytes, (long long)header_of(p)->bytes);
-    free(header_of(p));
+    struct mem_header *header = header_of(p);
+    atomic_fetch_sub(&live_bytes, (long long)header->bytes);
+    if (header->mapped > 0)
+        munmap(header, header->mapped);
+    else
+        free(header);
     p = NULL;
     memcpy(pointer_address, &p, sizeof p);
 }

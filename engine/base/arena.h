@@ -26,9 +26,13 @@ C_BEGIN
 
 enum { ARENA_ALIGN = 256 }; /* bytes; what cuBLASLt wants, and four cache lines */
 
+enum { MEM_LARGE_BYTES = 64 << 20 };
+
 /**
  * mem_alloc() - zero-filled memory, aligned to ARENA_ALIGN.
  * @out: address of the pointer to set (any pointer type); NULL is stored when @bytes is 0.
+ *
+ * From MEM_LARGE_BYTES on it is a mapping of its own, which nobody has touched yet.
  *
  * Return: ST_OK; ST_MEMORY, then *out is NULL.
  */

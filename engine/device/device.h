@@ -166,6 +166,7 @@ MUST_CHECK enum status device_cuda_bus_id(char out[32], int index);
 void device_settle(struct device *device);
 
 /* The calls below go straight to the table; all are asynchronous but for the waits. */
+/** device_alloc() - zero-filled, and there: no page of it comes later. Return: ST_OK; ST_MEMORY. */
 MUST_CHECK enum status device_alloc(struct device *device, void **out, size_t bytes);
 void device_free(struct device *device, void **memory);
 MUST_CHECK enum status device_alloc_host(struct device *device, void **out, size_t bytes);

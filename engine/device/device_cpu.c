@@ -20,13 +20,11 @@ extern char *openblas_get_corename(void) __attribute__((weak));
 
 /* ---- memory --------------------------------------------------------------------------------- */
 
-enum { FRESH_BYTES = 64 << 20 /* from here on memory is always new to the process */ };
-
-/* As a card's memory: it is there, and nobody may count on what is in it. */
+/* Large memory gets its pages here, from all threads, and not from the first steps. */
 static enum status alloc(struct device *device, void **out, size_t bytes)
 {
-    TRY(mem_alloc_raw(out, bytes));
-    if (bytes < FRESH_BYTES)
+    TRY(mem_alloc(out, bytes));
+    if (bytes < MEM_LARGE_BYTES)
         return ST_OK;
     enum status st = host_memory_populate(device->workers, *out, bytes);
     if (st != ST_OK)

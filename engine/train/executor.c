@@ -648,9 +648,9 @@ static enum status open_memory(struct executor *ex, const struct account *accoun
     if (!ex->options.heap) {
         ex->arena_bytes = account->arena_bytes;
         TRY(comm_memory_open(ex->comm, ex->device, (void **)&ex->arena, account->arena_bytes));
-        /* m and v start at zero; anything else that is read unwritten must show. */
-        size_t state = account->persistent_bytes; /* at the begin of the arena */
-        TRY(device_fill(s, ex->arena, 0, state));
+        /* The state is at the begin of the arena, and m and v start at zero, as it is; anything
+         * else that is read unwritten must show. */
+        size_t state = account->persistent_bytes;
         TRY(device_fill(s, ex->arena + state, 0xFF, account->arena_bytes - state));
     }
     for (int i = 0; i < p->shared_count; i++) {
@@ -661,7 +661,6 @@ static enum status open_memory(struct executor *ex, const struct account *accoun
         if (!ex->options.heap)
             continue;
         TRY(device_alloc(ex->device, &ex->shared[i], b->bytes));
-        TRY(device_fill(s, ex->shared[i], 0, b->bytes));
     }
     for (int k = 0; k < STREAM_COUNT; k++) {
         ex->device->streams[k].workspace = NULL;
