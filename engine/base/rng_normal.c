@@ -196,6 +196,26 @@ CPU_CLONES static void fill_words(uint32_t *a, uint32_t *b, uint64_t first, uint
     }
 }
 
+/* x and y of the first pair of each quad, then of its second. */
+CPU_CLONES static void put_quads(float *out, const float *x, const float *y)
+{
+    for (int i = 0; i < BLOCK / 2; i++) {
+        out[4 * i] = x[i];
+        out[4 * i + 1] = y[i];
+        out[4 * i + 2] = x[BLOCK / 2 + i];
+        out[4 * i + 3] = y[BLOCK / 2 + i];
+    }
+}
+
+/* The same of @count elements behind the first @skip. */
+static void put_some(float *out, const float *x, const float *y, int64_t skip, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) {
+        int64_t at = (skip + i) / 4 + ((skip + i) & 2 ? BLOCK / 2 : 0);
+        out[i] = (skip + i) & 1 ? y[at] : x[at];
+    }
+}
+
 void rng_fill_normal(float *out, int64_t first, int64_t count, uint64_t seed, uint64_t name_key,
                      float stddev)
 {
@@ -208,10 +228,10 @@ void rng_fill_normal(float *out, int64_t first, int64_t count, uint64_t seed, ui
         int64_t n = 4 * QUADS - skip < count - done ? 4 * QUADS - skip : count - done;
         fill_words(a, b, (uint64_t)quad, seed, name_key);
         normal_block(x, y, a, b, (double)stddev);
-        for (int64_t i = 0; i < n; i++) {
-            int64_t at = (skip + i) / 4 + ((skip + i) & 2 ? QUADS : 0);
-            out[done + i] = (skip + i) & 1 ? y[at] : x[at];
-        }
+        if (n == 4 * QUADS)
+            put_quads(out + done, x, y);
+        else
+            put_some(out + done, x, y, skip, n);
         done += n;
     }
 }
