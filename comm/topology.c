@@ -6,23 +6,11 @@
 #include <string.h>
 
 #include "comm/topology_format.h"
+#include "comm/topology_reader.h"
 #include "engine/base/arena.h"
 #include "engine/base/file.h"
 
-enum { NODES, CORES, GPUS, NICS, OBJECTS }; /* of capacity */
-
-enum { NVIDIA = 0x10de, CLASS_DISPLAY = 0x03, KIB = 1024, MIB = 1024 * KIB };
-
-/* While it is read. */
-struct reader {
-    struct topology *t;
-    hwloc_topology_t hwloc;
-    bool this_system;
-    hwloc_obj_t *shown; /* owned; hwloc's object of each entry of t->objects */
-    hwloc_obj_t *gpu;   /* owned; of each entry of t->gpus */
-    hwloc_obj_t *nic;
-    size_t shown_capacity, gpu_capacity, nic_capacity;
-};
+enum { NVIDIA = 0x10de, CLASS_DISPLAY = 0x03 };
 
 /* ---- hwloc's types --------------------------------------------------------------------------- */
 
@@ -42,7 +30,7 @@ static bool device_is(hwloc_obj_t device, enum device_use use)
 #endif
 }
 
-static struct cpuset cpuset_of(hwloc_const_bitmap_t bitmap)
+struct cpuset reader_cpuset(hwloc_const_bitmap_t bitmap)
 {
     struct cpuset set = {{0}};
     int cpu = -1;
@@ -51,43 +39,21 @@ static struct cpuset cpuset_of(hwloc_const_bitmap_t bitmap)
     return set;
 }
 
-static void bus_id_of(char out[16], hwloc_obj_t pci)
+void reader_bus_id(char out[16], hwloc_obj_t pci)
 {
     snprintf(out, 16, "%04x:%02x:%02x.%x", (unsigned)pci->attr->pcidev.domain & 0xffffu,
              (unsigned)pci->attr->pcidev.bus & 0xffu, (unsigned)pci->attr->pcidev.dev & 0x1fu,
              (unsigned)pci->attr->pcidev.func & 7u);
 }
 
-static int cores_in(const struct reader *r, hwloc_obj_t obj)
+int reader_cores_in(const struct topology_reader *r, hwloc_obj_t obj)
 {
     hwloc_obj_type_t type =
         hwloc_get_nbobjs_by_type(r->hwloc, HWLOC_OBJ_CORE) > 0 ? HWLOC_OBJ_CORE : HWLOC_OBJ_PU;
     return hwloc_get_nbobjs_inside_cpuset_by_type(r->hwloc, obj->cpuset, type);
 }
 
-/* The object behind @obj, children first: memory, then what computes, then devices. Without
- * recursion: a file may nest as it likes. */
-static hwloc_obj_t next_object(hwloc_obj_t obj)
-{
-    hwloc_obj_t child = obj->memory_first_child ? obj->memory_first_child
-                        : obj->first_child      ? obj->first_child
-                                                : obj->io_first_child;
-    while (child == NULL) {
-        hwloc_obj_t parent = obj->parent;
-        if (obj->next_sibling != NULL)
-            return obj->next_sibling;
-        if (parent == NULL)
-            return NULL;
-        if (hwloc_obj_type_is_memory(obj->type) && parent->first_child != NULL)
-            child = parent->first_child;
-        else if (!hwloc_obj_type_is_io(obj->type))
-            child = parent->io_first_child;
-        obj = parent;
-    }
-    return child;
-}
-
-static bool is_above(hwloc_obj_t obj, hwloc_obj_t below)
+bool reader_is_above(hwloc_obj_t obj, hwloc_obj_t below)
 {
     while (below != NULL && below != obj)
         below = below->parent;
@@ -96,7 +62,7 @@ static bool is_above(hwloc_obj_t obj, hwloc_obj_t below)
 
 /* ---- memory and cores ------------------------------------------------------------------------ */
 
-static int package_of(const struct reader *r, hwloc_obj_t obj)
+static int package_of(const struct topology_reader *r, hwloc_obj_t obj)
 {
     hwloc_obj_t package = obj->type == HWLOC_OBJ_PACKAGE
                               ? obj
@@ -104,7 +70,7 @@ static int package_of(const struct reader *r, hwloc_obj_t obj)
     return package != NULL ? (int)package->logical_index : -1;
 }
 
-static enum status read_nodes(struct reader *r)
+static enum status read_nodes(struct topology_reader *r)
 {
     struct topology *t = r->t;
     hwloc_obj_t obj = NULL;
@@ -114,7 +80,7 @@ static enum status read_nodes(struct reader *r)
             .number = (int)obj->os_index,
             .package = package_of(r, obj),
             .memory_bytes = (int64_t)obj->attr->numanode.local_memory,
-            .cpus = cpuset_of(obj->cpuset),
+            .cpus = reader_cpuset(obj->cpuset),
         };
     }
     return ST_OK;
@@ -144,7 +110,7 @@ static int home_of(struct topology *t, int cpu)
     return 0;
 }
 
-static enum status read_cores(struct reader *r)
+static enum status read_cores(struct topology_reader *r)
 {
     struct topology *t = r->t;
     hwloc_obj_t pu = NULL, last = NULL;
@@ -171,8 +137,9 @@ static enum status read_cores(struct reader *r)
     return t->core_count > 0 ? ST_OK : FAIL(CORRUPT, "the machine has no CPU");
 }
 
-static void size_text(char *out, size_t bytes, uint64_t size)
+void reader_size_text(char *out, size_t bytes, uint64_t size)
 {
+    enum { KIB = 1024, MIB = 1024 * KIB };
     if (size >= (uint64_t)MIB * KIB)
         snprintf(out, bytes, "%.0f GiB", (double)size / MIB / KIB);
     else if (size >= MIB)
@@ -182,7 +149,7 @@ static void size_text(char *out, size_t bytes, uint64_t size)
 }
 
 /* What the first core has for itself. */
-static void describe_core(struct reader *r)
+static void describe_core(struct topology_reader *r)
 {
     hwloc_obj_t obj = hwloc_get_obj_by_type(r->hwloc, HWLOC_OBJ_PU, 0);
     int threads = r->t->cores[0].cpu_count;
@@ -190,29 +157,29 @@ static void describe_core(struct reader *r)
     size_t room = sizeof r->t->core_text, used;
     used = (size_t)snprintf(out, room, threads == 1 ? "1 hardware thread" : "%d hardware threads",
                             threads);
-    for (; obj != NULL && cores_in(r, obj) <= 1; obj = obj->parent) {
+    for (; obj != NULL && reader_cores_in(r, obj) <= 1; obj = obj->parent) {
         if (!hwloc_obj_type_is_dcache(obj->type) || used + 40 > room)
             continue;
-        size_text(size, sizeof size, obj->attr->cache.size);
+        reader_size_text(size, sizeof size, obj->attr->cache.size);
         used += (size_t)snprintf(out + used, room - used, ", L%u %s", obj->attr->cache.depth, size);
     }
 }
 
 /* ---- devices --------------------------------------------------------------------------------- */
 
-static const char *info_of(hwloc_obj_t obj, const char *name)
+const char *reader_info(hwloc_obj_t obj, const char *name)
 {
     const char *text = hwloc_obj_get_info_by_name(obj, name);
     return text != NULL ? text : "";
 }
 
-static struct cpuset near_of(const struct reader *r, hwloc_obj_t device)
+static struct cpuset near_of(const struct topology_reader *r, hwloc_obj_t device)
 {
     hwloc_obj_t place = hwloc_get_non_io_ancestor_obj(r->hwloc, device);
-    return cpuset_of(place->cpuset);
+    return reader_cpuset(place->cpuset);
 }
 
-static bool is_gpu(hwloc_obj_t pci)
+bool reader_is_gpu(hwloc_obj_t pci)
 {
     if (pci->attr->pcidev.class_id >> 8 == CLASS_DISPLAY && pci->attr->pcidev.vendor_id == NVIDIA)
         return true;
@@ -238,7 +205,7 @@ static void ask_driver(struct topology_gpu *g)
         fclose(file);
 }
 
-static enum status add_gpu(struct reader *r, hwloc_obj_t pci)
+static enum status add_gpu(struct topology_reader *r, hwloc_obj_t pci)
 {
     struct topology *t = r->t;
     TRY(mem_grow(&t->gpus, &t->capacity[GPUS], (size_t)t->gpu_count + 1, sizeof *t->gpus));
@@ -247,18 +214,18 @@ static enum status add_gpu(struct reader *r, hwloc_obj_t pci)
     *g = (struct topology_gpu){.cuda = pci->attr->pcidev.vendor_id == NVIDIA,
                                .near = near_of(r, pci),
                                .link_GBs = (double)pci->attr->pcidev.linkspeed};
-    bus_id_of(g->bus_id, pci);
-    snprintf(g->name, sizeof g->name, "%s", info_of(pci, "PCIDevice"));
+    reader_bus_id(g->bus_id, pci);
+    snprintf(g->name, sizeof g->name, "%s", reader_info(pci, "PCIDevice"));
     for (hwloc_obj_t d = pci->io_first_child; d != NULL; d = d->next_sibling)
-        if (info_of(d, "GPUModel")[0] != '\0')
-            snprintf(g->name, sizeof g->name, "%s", info_of(d, "GPUModel"));
+        if (reader_info(d, "GPUModel")[0] != '\0')
+            snprintf(g->name, sizeof g->name, "%s", reader_info(d, "GPUModel"));
     if (r->this_system)
         ask_driver(g);
     r->gpu[t->gpu_count++] = pci;
     return ST_OK;
 }
 
-static bool interface_is_down(const struct reader *r, const char *name)
+static bool interface_is_down(const struct topology_reader *r, const char *name)
 {
     char path[128], state[16] = "";
     snprintf(path, sizeof path, "/sys/class/net/%.64s/operstate", name);
@@ -272,7 +239,7 @@ static bool interface_is_down(const struct reader *r, const char *name)
 
 /* A card with several ports has a function each, and each is a NIC; virtual functions without a
  * device of the system are none. */
-static enum status add_nic(struct reader *r, hwloc_obj_t pci)
+static enum status add_nic(struct topology_reader *r, hwloc_obj_t pci)
 {
     struct topology *t = r->t;
     struct topology_nic nic = {
@@ -288,24 +255,24 @@ static enum status add_nic(struct reader *r, hwloc_obj_t pci)
         if (!device_is(d, USE_FABRIC) || strncmp(d->name, "usnic", 5) == 0 || nic.fabric[0] != '\0')
             continue;
         snprintf(nic.fabric, sizeof nic.fabric, "%s", d->name);
-        const char *state = info_of(d, "Port1State");
+        const char *state = reader_info(d, "Port1State");
         nic.up &= state[0] == '\0' || state[0] == '4'; /* "active" of the InfiniBand standard */
     }
     if (nic.interface[0] == '\0' && nic.fabric[0] == '\0')
         return ST_OK;
     TRY(mem_grow(&t->nics, &t->capacity[NICS], (size_t)t->nic_count + 1, sizeof *t->nics));
     TRY(mem_grow(&r->nic, &r->nic_capacity, (size_t)t->nic_count + 1, sizeof(hwloc_obj_t)));
-    bus_id_of(nic.bus_id, pci);
+    reader_bus_id(nic.bus_id, pci);
     r->nic[t->nic_count] = pci;
     t->nics[t->nic_count++] = nic;
     return ST_OK;
 }
 
-static enum status read_devices(struct reader *r)
+static enum status read_devices(struct topology_reader *r)
 {
     hwloc_obj_t pci = NULL;
     while ((pci = hwloc_get_next_pcidev(r->hwloc, pci)) != NULL) {
-        if (is_gpu(pci))
+        if (reader_is_gpu(pci))
             TRY(add_gpu(r, pci));
         else
             TRY(add_nic(r, pci));
@@ -313,10 +280,11 @@ static enum status read_devices(struct reader *r)
     return ST_OK;
 }
 
-static enum topology_distance distance(const struct reader *r, hwloc_obj_t a, hwloc_obj_t b)
+static enum topology_distance distance(const struct topology_reader *r, hwloc_obj_t a,
+                                       hwloc_obj_t b)
 {
     hwloc_obj_t common = a;
-    while (!is_above(common, b))
+    while (!reader_is_above(common, b))
         common = common->parent;
     if (common->type == HWLOC_OBJ_BRIDGE)
         return common->attr->bridge.upstream_type == HWLOC_OBJ_BRIDGE_PCI ? TOPOLOGY_SWITCH
@@ -328,7 +296,7 @@ static enum topology_distance distance(const struct reader *r, hwloc_obj_t a, hw
     return package_of(r, common) >= 0 ? TOPOLOGY_PACKAGE : TOPOLOGY_MACHINE;
 }
 
-static enum status read_distances(struct reader *r)
+static enum status read_distances(struct topology_reader *r)
 {
     struct topology *t = r->t;
     TRY(mem_alloc(&t->distances, (size_t)t->gpu_count * (size_t)t->nic_count));
@@ -338,183 +306,9 @@ static enum status read_distances(struct reader *r)
     return ST_OK;
 }
 
-/* ---- the picture ----------------------------------------------------------------------------- */
-
-/* The part of a bridge's tree in which something is shown: a bridge with one such part is only a
- * piece of wire. */
-static int parts_shown(const struct reader *r, hwloc_obj_t bridge)
-{
-    int parts = 0;
-    for (hwloc_obj_t child = bridge->io_first_child; child != NULL; child = child->next_sibling) {
-        bool any = false;
-        for (int i = 0; i < r->t->gpu_count && !any; i++)
-            any = is_above(child, r->gpu[i]);
-        for (int i = 0; i < r->t->nic_count && !any; i++)
-            any = is_above(child, r->nic[i]);
-        parts += any;
-    }
-    return parts;
-}
-
-static int index_in(hwloc_obj_t *list, int count, hwloc_obj_t obj)
-{
-    for (int i = 0; i < count; i++)
-        if (list[i] == obj)
-            return i;
-    return -1;
-}
-
-static bool is_shown(const struct reader *r, hwloc_obj_t obj, enum topology_kind *kind)
-{
-    switch (obj->type) {
-    case HWLOC_OBJ_MACHINE:
-        *kind = TOPOLOGY_IS_MACHINE;
-        return true;
-    case HWLOC_OBJ_PACKAGE:
-        *kind = TOPOLOGY_IS_PACKAGE;
-        return true;
-    case HWLOC_OBJ_GROUP:
-    case HWLOC_OBJ_DIE:
-        *kind = TOPOLOGY_IS_GROUP;
-        return cores_in(r, obj) > 1;
-    case HWLOC_OBJ_NUMANODE:
-        *kind = TOPOLOGY_IS_NODE;
-        return true;
-    case HWLOC_OBJ_L3CACHE:
-    case HWLOC_OBJ_L4CACHE:
-    case HWLOC_OBJ_L5CACHE:
-        *kind = TOPOLOGY_IS_CACHE;
-        return cores_in(r, obj) > 1;
-    case HWLOC_OBJ_BRIDGE:
-        *kind = TOPOLOGY_IS_BRIDGE;
-        return parts_shown(r, obj) >
-               (obj->attr->bridge.upstream_type == HWLOC_OBJ_BRIDGE_PCI ? 1 : 0);
-    case HWLOC_OBJ_PCI_DEVICE:
-        *kind = is_gpu(obj) ? TOPOLOGY_IS_GPU : TOPOLOGY_IS_NIC;
-        return index_in(r->gpu, r->t->gpu_count, obj) >= 0 ||
-               index_in(r->nic, r->t->nic_count, obj) >= 0;
-    default:
-        return false;
-    }
-}
-
-static void gpu_text(char *out, size_t bytes, const struct topology_gpu *g)
-{
-    char link[32] = "";
-    if (g->link_GBs > 0)
-        snprintf(link, sizeof link, ", %.1f GB/s", g->link_GBs);
-    snprintf(out, bytes, "GPU %s%s%.40s%s", g->bus_id, g->name[0] != '\0' ? " " : "", g->name,
-             link);
-}
-
-static void nic_text(char *out, size_t bytes, const struct topology_nic *n)
-{
-    bool both = n->fabric[0] != '\0' && n->interface[0] != '\0';
-    char link[32] = "";
-    if (n->link_GBs > 0)
-        snprintf(link, sizeof link, ", %.1f GB/s", n->link_GBs);
-    snprintf(out, bytes, "NIC %s %.20s%s%.20s%s%s%s", n->bus_id, n->fabric, both ? " (" : "",
-             n->interface, both ? ")" : "", link, n->up ? "" : ", down");
-}
-
-static void object_text(const struct reader *r, char *out, size_t bytes, hwloc_obj_t obj,
-                        enum topology_kind kind)
-{
-    char size[32], bus_id[16];
-    const char *name;
-    switch (kind) {
-    case TOPOLOGY_IS_MACHINE:
-        name = info_of(obj, "DMIProductName");
-        name = name[0] != '\0' ? name : info_of(obj, "PlatformModel");
-        snprintf(out, bytes, "machine%s%.64s", name[0] != '\0' ? ": " : "", name);
-        break;
-    case TOPOLOGY_IS_PACKAGE:
-        snprintf(out, bytes, "package %u%s%.64s", obj->logical_index,
-                 info_of(obj, "CPUModel")[0] != '\0' ? ": " : "", info_of(obj, "CPUModel"));
-        break;
-    case TOPOLOGY_IS_GROUP:
-        snprintf(out, bytes, "%s %u", obj->type == HWLOC_OBJ_DIE ? "die" : "group",
-                 obj->logical_index);
-        break;
-    case TOPOLOGY_IS_NODE:
-        size_text(size, sizeof size, obj->attr->numanode.local_memory);
-        snprintf(out, bytes, "node %u: %s of memory", obj->os_index, size);
-        break;
-    case TOPOLOGY_IS_CACHE:
-        size_text(size, sizeof size, obj->attr->cache.size);
-        snprintf(out, bytes, "L%u %s", obj->attr->cache.depth, size);
-        break;
-    case TOPOLOGY_IS_BRIDGE:
-        snprintf(bus_id, sizeof bus_id, " ");
-        if (obj->attr->bridge.upstream_type == HWLOC_OBJ_BRIDGE_PCI)
-            bus_id_of(bus_id, obj);
-        snprintf(out, bytes, bus_id[0] == ' ' ? "host bridge" : "PCIe switch %s", bus_id);
-        break;
-    case TOPOLOGY_IS_GPU:
-        gpu_text(out, bytes, &r->t->gpus[index_in(r->gpu, r->t->gpu_count, obj)]);
-        break;
-    case TOPOLOGY_IS_NIC:
-        nic_text(out, bytes, &r->t->nics[index_in(r->nic, r->t->nic_count, obj)]);
-        break;
-    }
-}
-
-static enum status show(struct reader *r, hwloc_obj_t obj, enum topology_kind kind)
-{
-    struct topology *t = r->t;
-    TRY(mem_grow(&t->objects, &t->capacity[OBJECTS], (size_t)t->object_count + 1,
-                 sizeof *t->objects));
-    TRY(mem_grow(&r->shown, &r->shown_capacity, (size_t)t->object_count + 1, sizeof(hwloc_obj_t)));
-    struct topology_object *o = &t->objects[t->object_count];
-    *o = (struct topology_object){.kind = kind, .parent = -1};
-    for (hwloc_obj_t p = obj->parent; p != NULL && o->parent < 0; p = p->parent)
-        o->parent = index_in(r->shown, t->object_count, p);
-    o->depth = o->parent >= 0 ? t->objects[o->parent].depth + 1 : 0;
-    object_text(r, o->text, sizeof o->text, obj, kind);
-    r->shown[t->object_count++] = obj;
-    return ST_OK;
-}
-
-static bool computes(enum topology_kind kind)
-{
-    return kind == TOPOLOGY_IS_MACHINE || kind == TOPOLOGY_IS_PACKAGE ||
-           kind == TOPOLOGY_IS_GROUP || kind == TOPOLOGY_IS_CACHE;
-}
-
-/* Cores stand in the line of the smallest thing shown that holds them. */
-static void name_cores(struct reader *r)
-{
-    struct topology *t = r->t;
-    for (int i = 0; i < t->object_count; i++) {
-        struct topology_object *o = &t->objects[i];
-        bool leaf = computes(o->kind);
-        for (int k = i + 1; k < t->object_count && leaf; k++)
-            leaf = t->objects[k].parent != i || !computes(t->objects[k].kind);
-        if (!leaf)
-            continue;
-        char cpus[CPUSET_TEXT_BYTES];
-        size_t used = strlen(o->text);
-        struct cpuset set = cpuset_of(r->shown[i]->cpuset);
-        int cores = cores_in(r, r->shown[i]);
-        cpuset_format(&set, cpus, 48);
-        snprintf(o->text + used, sizeof o->text - used, "%s%d core%s, cpus %s",
-                 strchr(o->text, ':') != NULL ? ", " : ": ", cores, cores == 1 ? "" : "s", cpus);
-    }
-}
-
-static enum status read_picture(struct reader *r)
-{
-    enum topology_kind kind;
-    for (hwloc_obj_t obj = hwloc_get_root_obj(r->hwloc); obj != NULL; obj = next_object(obj))
-        if (is_shown(r, obj, &kind))
-            TRY(show(r, obj, kind));
-    name_cores(r);
-    return ST_OK;
-}
-
 /* ---- reading --------------------------------------------------------------------------------- */
 
-static enum status read_all(struct reader *r)
+static enum status read_all(struct topology_reader *r)
 {
     r->this_system = hwloc_topology_is_thissystem(r->hwloc) == 1;
     r->t->kind_count = 1;
@@ -525,7 +319,7 @@ static enum status read_all(struct reader *r)
     describe_core(r);
     TRY(read_devices(r));
     TRY(read_distances(r));
-    return read_picture(r);
+    return reader_draw(r);
 }
 
 static enum status begin(hwloc_topology_t *hwloc)
@@ -545,7 +339,7 @@ static enum status begin(hwloc_topology_t *hwloc)
 /* What hwloc has loaded becomes ours. */
 static enum status take(struct topology *t, hwloc_topology_t hwloc)
 {
-    struct reader r = {.t = t, .hwloc = hwloc};
+    struct topology_reader r = {.t = t, .hwloc = hwloc};
     enum status st = read_all(&r);
     mem_free(&r.shown);
     mem_free(&r.gpu);

@@ -10,7 +10,7 @@
  *       package 1 ...
  *
  * Read from this machine, from a file that `lstopo FILE.xml` wrote, or from hwloc's short texts
- * ("package:2 core:4 pu:2"), then plain arrays: hwloc stays in topology.c. CPUs that this process
+ * ("package:2 core:4 pu:2"), then plain arrays: hwloc stays in topology*.c. CPUs that this process
  * may never use (cgroups, cpusets) are not there. Reading makes no CUDA context.
  *
  * Source: hwloc (open-mpi.org/projects/hwloc), its reference of objects, I/O devices and XML.
