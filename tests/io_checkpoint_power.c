@@ -73,12 +73,10 @@ int rmdir(const char *path)
     return disk_unlinkat(AT_FDCWD, path, AT_REMOVEDIR);
 }
 
-static struct scratch scratch;
-
 static int set_up(void **state)
 {
     log_set_level(LOG_ERROR);
-    return resume_set_up(state, &scratch);
+    return resume_set_up(state);
 }
 
 /* ---- saves whose values tell which save they are of ------------------------------------------ */
@@ -232,7 +230,7 @@ static void check_state(struct scenario *s, int calls, struct disk_choices *choi
     struct scratch cut;
     struct checkpoint_found found, again;
     int mark, mark_again;
-    snprintf(cut.dir, sizeof cut.dir, "%.240s/cut", scratch.dir);
+    snprintf(cut.dir, sizeof cut.dir, "%.240s/cut", group.scratch.dir);
     snprintf(dir, sizeof dir, "%s/%s", cut.dir, s->below);
     disk_cut(cut.dir, calls, choices);
     s->states++;
@@ -280,7 +278,7 @@ static void open_scenario(struct scenario *s, const char *name, const char *belo
 {
     memset(s, 0, sizeof *s);
     s->below = below;
-    scratch_path(&scratch, s->root, name);
+    scratch_path(&group.scratch, s->root, name);
     snprintf(s->dir, sizeof s->dir, "%s/%s", s->root, below);
     assert_ok(file_make_dirs(s->root));
 }
@@ -348,11 +346,11 @@ static void b69_a_run_goes_on_to_the_bit_after_a_power_cut(void **state)
     char root[512], below[600];
     uint64_t random = test_seed();
     static struct disk_choices choices;
-    struct run_config plain = resume_tiny(&scratch, "plain", RANKS, 2, TOTAL, 0), saving;
-    saving = resume_tiny(&scratch, "power/run", RANKS, 3, TOTAL, 1);
+    struct run_config plain = resume_tiny("plain", RANKS, 2, TOTAL, 0), saving;
+    saving = resume_tiny("power/run", RANKS, 3, TOTAL, 1);
     saving.checkpoint.async = false;
     saving.checkpoint.keep = 1;
-    scratch_path(&scratch, root, "power");
+    scratch_path(&group.scratch, root, "power");
     assert_ok(file_make_dirs(root));
     run_ok(&whole, &plain, NULL);
     disk_watch(root);
@@ -368,9 +366,9 @@ static void b69_a_run_goes_on_to_the_bit_after_a_power_cut(void **state)
         while (promised < TOTAL - 1 && calls_at[promised + 1] <= calls)
             promised++;
         choices = (struct disk_choices){.random = &random};
-        snprintf(cut.dir, sizeof cut.dir, "%.240s/cut", scratch.dir);
+        snprintf(cut.dir, sizeof cut.dir, "%.240s/cut", group.scratch.dir);
         disk_cut(cut.dir, calls, &choices);
-        struct run_config c = resume_tiny(&scratch, "cut/run", RANKS, i % 4, TOTAL, 1);
+        struct run_config c = resume_tiny("cut/run", RANKS, i % 4, TOTAL, 1);
         resume_latest(&c);
         run_ok(&resumed, &c, &(struct run_how){.loud = true});
         assert_in_range(TOTAL - resumed.steps, promised, TOTAL);

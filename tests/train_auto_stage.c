@@ -35,21 +35,11 @@ static int make_data(void **state)
 
 static struct run_config a_model(void)
 {
-    struct run_config c;
-    config_defaults(&c);
-    c.model.hidden = 96;
-    c.model.heads = 6;
-    c.model.ffn = 384;
-    c.model.layers = 3;
+    struct run_config c = run_planned();
     c.model.vocab_size = 3000;
-    c.train.max_unit_numel = 40000;
     c.train.micro_batch = 4;
     c.train.grad_accum = 2; /* every stage has another arena then */
     c.train.zero_stage = ZERO_STAGE_AUTO;
-    c.data.max_length = 64;
-    c.model.max_positions = 64;
-    c.data.doc_stride = 16;
-    c.eval.micro_batch = 1;
     return c;
 }
 

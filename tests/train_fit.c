@@ -26,23 +26,6 @@ static int make_data(void **state)
     return run_set_up(state, &scratch, &train, NULL);
 }
 
-static struct run_config small_model(void)
-{
-    struct run_config c;
-    config_defaults(&c);
-    c.model.hidden = 96;
-    c.model.heads = 6;
-    c.model.ffn = 384;
-    c.model.layers = 3;
-    c.model.vocab_size = 1000;
-    c.model.max_positions = 64;
-    c.data.max_length = 64;
-    c.data.doc_stride = 16;
-    c.train.max_unit_numel = 40000;
-    c.eval.micro_batch = 1;
-    return c;
-}
-
 static size_t arena_of(const struct fit_question *q, int stage, int64_t micro_batch)
 {
     struct plan plan = {0};
@@ -79,7 +62,7 @@ static void the_largest_micro_batch_fits_and_one_more_does_not(void **state)
     uint64_t random = test_seed();
     for (int i = 0; i < 24; i++) {
         struct device device;
-        struct run_config c = small_model();
+        struct run_config c = run_planned();
         c.train.grad_accum = 1 + i % 3;
         c.train.recompute = i % 4 == 3 ? RECOMPUTE_BLOCK : RECOMPUTE_NONE;
         c.data.max_length = 40 + 24 * (i % 2); /* also lengths that are no length class */
@@ -100,7 +83,7 @@ static void one_byte_less_is_one_sequence_less(void **state)
     for (int stage = 0; stage < FIT_STAGES; stage++) {
         struct fit fit;
         struct device device;
-        struct run_config c = small_model();
+        struct run_config c = run_planned();
         c.model.max_positions = c.data.max_length = 128; /* a length class each */
         assert_ok(plan_device_init(&device, DEVICE_CPU, PRECISION_AUTO, 1));
         struct fit_question q = {.config = &c, .device = &device, .world_size = 4};
@@ -118,7 +101,7 @@ static void the_ends_of_the_search(void **state)
     (void)state;
     struct fit fit;
     struct device device;
-    struct run_config c = small_model();
+    struct run_config c = run_planned();
     assert_ok(plan_device_init(&device, DEVICE_CPU, PRECISION_AUTO, 1));
     struct fit_question q = {.config = &c, .device = &device, .world_size = 4};
     q.room_bytes = 0; /* nothing fits */
@@ -151,7 +134,7 @@ static void a_given_micro_batch_fits_or_does_not(void **state)
     for (int stage = 0; stage < FIT_STAGES; stage++) {
         struct fit fit;
         struct device device;
-        struct run_config c = small_model();
+        struct run_config c = run_planned();
         c.train.micro_batch = 9;
         assert_ok(plan_device_init(&device, DEVICE_CUDA, PRECISION_AUTO, 1));
         struct fit_question q = {.config = &c, .device = &device, .world_size = 2};

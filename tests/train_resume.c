@@ -5,23 +5,6 @@
 
 #include "tests/support/resume.h"
 
-static struct scratch scratch;
-static struct run_trace first, other, third;
-
-static int set_up(void **state)
-{
-    return resume_set_up(state, &scratch);
-}
-
-static int release(void **state)
-{
-    (void)state;
-    run_release(&first);
-    run_release(&other);
-    run_release(&third);
-    return 0;
-}
-
 enum { TOTAL = 12, HALF = 7 /* inside the second epoch */ };
 
 static void b01_b05_b08_b10_b11_b13_n_and_n_steps_are_2n_steps_to_the_bit(void **state)
@@ -29,22 +12,23 @@ static void b01_b05_b08_b10_b11_b13_n_and_n_steps_are_2n_steps_to_the_bit(void *
     (void)state;
     for (int stage = 0; stage < 4; stage++) {
         char what[64];
-        struct run_config plain = resume_tiny(&scratch, "plain", 2, stage, TOTAL, 0),
-                          saving = plain, rest = plain;
+        struct run_config plain = resume_tiny("plain", 2, stage, TOTAL, 0), saving = plain,
+                          rest = plain;
         snprintf(what, sizeof what, "stage %d", stage);
         saving.checkpoint.every = HALF;
         saving.checkpoint.async = stage % 2 == 0;
-        snprintf(saving.output.dir, sizeof saving.output.dir, "%s/half-%d", scratch.dir, stage);
-        run_ok(&first, &plain, NULL);
-        run_ok(&other, &saving, NULL);
-        assert_int_equal(first.steps, TOTAL);
-        run_same(&first, &other, "a run that saves");
+        snprintf(saving.output.dir, sizeof saving.output.dir, "%s/half-%d", group.scratch.dir,
+                 stage);
+        run_ok(&group.first, &plain, NULL);
+        run_ok(&group.other, &saving, NULL);
+        assert_int_equal(group.first.steps, TOTAL);
+        run_same(&group.first, &group.other, "a run that saves");
         assert_true(saved_is_there(&saving, HALF) && saved_is_there(&saving, TOTAL));
         resume_from(&rest, &saving, HALF);
-        run_ok(&third, &rest, NULL);
-        resume_same_rest(&first, &third, HALF, 0, what);
-        resume_same_state(&first, &third, what);
-        release(NULL);
+        run_ok(&group.third, &rest, NULL);
+        resume_same_rest(&group.first, &group.third, HALF, 0, what);
+        resume_same_state(&group.first, &group.third, what);
+        resume_release(NULL);
     }
 }
 
@@ -65,24 +49,24 @@ static void b92_a_signal_saves_the_last_step_and_resume_goes_on_to_the_bit(void 
 {
     (void)state;
     for (int stage = 0; stage < 4; stage += 3) {
-        struct run_config plain = resume_tiny(&scratch, "plain", 3, stage, TOTAL, 0),
-                          stopped = plain;
-        snprintf(stopped.output.dir, sizeof stopped.output.dir, "%s/stop-%d", scratch.dir, stage);
+        struct run_config plain = resume_tiny("plain", 3, stage, TOTAL, 0), stopped = plain;
+        snprintf(stopped.output.dir, sizeof stopped.output.dir, "%s/stop-%d", group.scratch.dir,
+                 stage);
         stopped.checkpoint.every = 1000;
-        run_ok(&first, &plain, NULL);
+        run_ok(&group.first, &plain, NULL);
         __atomic_store_n(&signal_number, 0, __ATOMIC_RELAXED);
-        run_go(&other, &stopped,
+        run_go(&group.other, &stopped,
                &(struct run_how){.signal_flag = &signal_number,
                                  .executor = {.on_instr = raise_in_step_6}});
-        assert_int_equal(other.st, ST_INTERRUPTED);
-        assert_true(other.steps > 6 && saved_is_there(&stopped, other.steps));
-        int stop = other.steps;
+        assert_int_equal(group.other.st, ST_INTERRUPTED);
+        assert_true(group.other.steps > 6 && saved_is_there(&stopped, group.other.steps));
+        int stop = group.other.steps;
         resume_latest(&stopped);
-        run_ok(&third, &stopped, NULL);
-        resume_same_rest(&first, &third, stop, 0, "after a signal");
-        resume_same_state(&first, &third, "after a signal");
+        run_ok(&group.third, &stopped, NULL);
+        resume_same_rest(&group.first, &group.third, stop, 0, "after a signal");
+        resume_same_state(&group.first, &group.third, "after a signal");
         assert_true(saved_is_there(&stopped, TOTAL));
-        release(NULL);
+        resume_release(NULL);
     }
 }
 #endif
@@ -91,46 +75,46 @@ static void b92_a_signal_saves_the_last_step_and_resume_goes_on_to_the_bit(void 
 static void early_stopping_goes_on_where_it_stood(void **state)
 {
     (void)state;
-    struct run_config c = resume_tiny(&scratch, "early", 2, 2, 40, 1), rest;
-    scratch_path(&scratch, c.data.eval, "eval.json");
+    struct run_config c = resume_tiny("early", 2, 2, 40, 1), rest;
+    scratch_path(&group.scratch, c.data.eval, "eval.json");
     c.optim.lr = 0;
     c.eval.every = 2;
     c.eval.stop_metric = STOP_LOSS;
     c.checkpoint.keep = 0;
     rest = c;
     rest.checkpoint.every = 0;
-    run_ok(&first, &c, NULL);
-    assert_int_equal(first.steps, 8);
+    run_ok(&group.first, &c, NULL);
+    assert_int_equal(group.first.steps, 8);
     for (int64_t step = 5; step <= 8; step++) {
         resume_from(&rest, &c, step);
-        run_ok(&third, &rest, NULL);
-        resume_same_rest(&first, &third, (int)step, 0, "early stop");
-        run_release(&third);
+        run_ok(&group.third, &rest, NULL);
+        resume_same_rest(&group.first, &group.third, (int)step, 0, "early stop");
+        run_release(&group.third);
     }
 }
 static void frozen_tensors_go_on_and_a_changed_freeze_is_an_error(void **state)
 {
     (void)state;
-    struct run_config plain = resume_tiny(&scratch, "plain", 2, 3, TOTAL, 0), saving, rest;
+    struct run_config plain = resume_tiny("plain", 2, 3, TOTAL, 0), saving, rest;
     snprintf(plain.train.freeze, sizeof plain.train.freeze,
              "bert.embeddings,bert.encoder.layer.0,bert.encoder.layer.1.output.dense");
     saving = rest = plain;
-    scratch_path(&scratch, saving.output.dir, "frozen");
+    scratch_path(&group.scratch, saving.output.dir, "frozen");
     saving.checkpoint.every = HALF;
-    run_ok(&first, &plain, NULL);
-    run_ok(&other, &saving, NULL);
+    run_ok(&group.first, &plain, NULL);
+    run_ok(&group.other, &saving, NULL);
     resume_from(&rest, &saving, HALF);
-    run_ok(&third, &rest, NULL);
-    resume_same_rest(&first, &third, HALF, 0, "frozen");
-    resume_same_state(&first, &third, "frozen");
-    release(NULL);
+    run_ok(&group.third, &rest, NULL);
+    resume_same_rest(&group.first, &group.third, HALF, 0, "frozen");
+    resume_same_state(&group.first, &group.third, "frozen");
+    resume_release(NULL);
     rest.train.freeze[0] = '\0';
-    run_go(&third, &rest, NULL);
-    assert_int_equal(third.st, ST_INVALID);
-    assert_non_null(strstr(third.message, "train.freeze"));
+    run_go(&group.third, &rest, NULL);
+    assert_int_equal(group.third.st, ST_INVALID);
+    assert_non_null(strstr(group.third.message, "train.freeze"));
 }
 
-#define TEST(name) cmocka_unit_test_teardown(name, release)
+#define TEST(name) cmocka_unit_test_teardown(name, resume_release)
 
 int main(void)
 {
@@ -142,5 +126,5 @@ int main(void)
         TEST(early_stopping_goes_on_where_it_stood),
         TEST(frozen_tensors_go_on_and_a_changed_freeze_is_an_error),
     };
-    return cmocka_run_group_tests(tests, set_up, run_tear_down);
+    return cmocka_run_group_tests(tests, resume_set_up, run_tear_down);
 }

@@ -12,19 +12,6 @@
 #include "tests/support/ranks.h"
 #include "tests/support/resume.h"
 
-static struct scratch scratch;
-
-static int set_up(void **state)
-{
-    return resume_set_up(state, &scratch);
-}
-
-static int release(void **state)
-{
-    (void)state;
-    return 0;
-}
-
 static pid_t start_program(const char *const *args)
 {
     const char *path = getenv("TESSERA");
@@ -62,7 +49,7 @@ static void put_config(const struct run_config *c, char path[512])
 {
     struct file_text text = {NULL, 0};
     assert_ok(config_write(c, &text.data, &text.bytes));
-    scratch_put(&scratch, path, "program.yaml", text.data, text.bytes);
+    scratch_put(&group.scratch, path, "program.yaml", text.data, text.bytes);
     mem_free(&text.data);
 }
 
@@ -72,7 +59,7 @@ static void b69_killed_at_any_time_it_goes_on_with_other_ranks_and_stage(void **
     char path[512], steps[32];
     uint64_t random = test_seed();
     struct file_text metrics;
-    struct run_config c = resume_tiny(&scratch, "killed", 2, 3, 2000, 5);
+    struct run_config c = resume_tiny("killed", 2, 3, 2000, 5);
     int64_t newest = -1, step = 0;
     int status = 0;
     pid_t pid;
@@ -158,7 +145,7 @@ static void run_program(const char *const *args)
 static void kill_again_and_again(const char *name, int ranks, int kills, uint64_t *random)
 {
     char path[512], steps[32], what[64], *const stages[] = {"0", "1", "2", "3"};
-    struct run_config c = resume_tiny(&scratch, name, ranks, 0, 1000000, 3), plain;
+    struct run_config c = resume_tiny(name, ranks, 0, 1000000, 3), plain;
     int64_t newest = -1;
     int status = 0;
     put_config(&c, path);
@@ -179,7 +166,7 @@ static void kill_again_and_again(const char *name, int ranks, int kills, uint64_
     run_program(
         (const char *[]){"tessera", "train", "--config", path, "--resume", "latest", steps, NULL});
     snprintf(what, sizeof what, "%s-plain", name);
-    plain = resume_tiny(&scratch, what, ranks, 3, newest + 4, 0);
+    plain = resume_tiny(what, ranks, 3, newest + 4, 0);
     put_config(&plain, path);
     run_program((const char *[]){"tessera", "train", "--config", path, NULL});
     same_records(&c, &plain, newest + 4);
@@ -203,7 +190,7 @@ static void b92_a_warning_from_the_scheduler_saves_and_the_exit_code_says_so(voi
 {
     (void)state;
     char path[512];
-    struct run_config c = resume_tiny(&scratch, "warned", 3, 2, 2000, 5);
+    struct run_config c = resume_tiny("warned", 3, 2, 2000, 5);
     int status = 0;
     put_config(&c, path);
     const char *args[] = {"tessera", "train", "--config", path, "--resume-or-start", NULL};
@@ -223,7 +210,7 @@ static void b92_a_warning_from_the_scheduler_saves_and_the_exit_code_says_so(voi
     mem_free(&metrics.data);
 }
 
-#define TEST(name) cmocka_unit_test_teardown(name, release)
+#define TEST(name) cmocka_unit_test_teardown(name, resume_release)
 
 int main(void)
 {
@@ -232,5 +219,5 @@ int main(void)
         TEST(b69_killed_again_and_again_the_record_is_that_of_an_unbroken_run),
         TEST(b92_a_warning_from_the_scheduler_saves_and_the_exit_code_says_so),
     };
-    return cmocka_run_group_tests(tests, set_up, run_tear_down);
+    return cmocka_run_group_tests(tests, resume_set_up, run_tear_down);
 }

@@ -9,37 +9,20 @@
 #include "engine/train/checkpoint_state.h"
 #include "tests/support/resume.h"
 
-static struct scratch scratch;
-static struct run_trace first, other, third;
-
-static int set_up(void **state)
-{
-    return resume_set_up(state, &scratch);
-}
-
-static int release(void **state)
-{
-    (void)state;
-    run_release(&first);
-    run_release(&other);
-    run_release(&third);
-    return 0;
-}
-
 static void expect(const struct run_config *c, enum status st, const char *text, const char *also)
 {
-    run_go(&third, c, NULL);
-    if (third.st != st || strstr(third.message, text) == NULL ||
-        strstr(third.message, also) == NULL)
-        fail_msg("%s: %s; expected %s, \"%s\", \"%s\"", status_name(third.st), third.message,
-                 status_name(st), text, also);
-    run_release(&third);
+    run_go(&group.third, c, NULL);
+    if (group.third.st != st || strstr(group.third.message, text) == NULL ||
+        strstr(group.third.message, also) == NULL)
+        fail_msg("%s: %s; expected %s, \"%s\", \"%s\"", status_name(group.third.st),
+                 group.third.message, status_name(st), text, also);
+    run_release(&group.third);
 }
 
 static void b74_what_is_not_there_is_an_error_and_never_a_fresh_state(void **state)
 {
     (void)state;
-    struct run_config c = resume_tiny(&scratch, "empty", 2, 1, 3, 0);
+    struct run_config c = resume_tiny("empty", 2, 1, 3, 0);
     resume_latest(&c);
     expect(&c, ST_INVALID, "empty/checkpoints", "no checkpoint to go on from");
     resume_from(&c, &c, 5);
@@ -47,12 +30,12 @@ static void b74_what_is_not_there_is_an_error_and_never_a_fresh_state(void **sta
     c.checkpoint.resume[0] = '\0';
     c.checkpoint.resume_or_start = true;
     c.checkpoint.every = 2;
-    run_ok(&first, &c, NULL);
-    assert_int_equal(first.steps, 3);
+    run_ok(&group.first, &c, NULL);
+    assert_int_equal(group.first.steps, 3);
     assert_true(saved_is_there(&c, 3));
     c.train.steps = 5;
-    run_ok(&other, &c, NULL);
-    assert_int_equal(other.steps, 2);
+    run_ok(&group.other, &c, NULL);
+    assert_int_equal(group.other.steps, 2);
     c.checkpoint.resume_or_start = false;
     expect(&c, ST_INVALID, "earlier run", "--resume latest");
     assert_true(saved_is_there(&c, 5));
@@ -61,10 +44,10 @@ static void b74_what_is_not_there_is_an_error_and_never_a_fresh_state(void **sta
 static void b23_another_run_is_refused_with_keys_and_both_values(void **state)
 {
     (void)state;
-    struct run_config saving = resume_tiny(&scratch, "refused", 2, 1, 2, 2),
-                      c = resume_tiny(&scratch, "none", 2, 1, 4, 0);
+    struct run_config saving = resume_tiny("refused", 2, 1, 2, 2),
+                      c = resume_tiny("none", 2, 1, 4, 0);
     resume_from(&c, &saving, 2);
-    run_ok(&first, &saving, NULL);
+    run_ok(&group.first, &saving, NULL);
     struct run_config d = c;
     d.train.seed = 43;
     expect(&d, ST_INVALID, "train.seed is \"42\" there and \"43\" here", "another run");
@@ -78,14 +61,14 @@ static void b23_another_run_is_refused_with_keys_and_both_values(void **state)
     d.train.micro_batch = 4;
     expect(&d, ST_INVALID, "global batch", "is \"12\" there and \"16\" here");
     d = c;
-    scratch_path(&scratch, d.data.train, "eval.json");
+    scratch_path(&group.scratch, d.data.train, "eval.json");
     expect(&d, ST_INVALID, "the content of data.train", "number of windows");
     d = c; /* rates, lengths and the like are free */
     d.optim.lr = 5e-4;
     d.train.epochs = 7;
     d.train.recompute = RECOMPUTE_BLOCK;
-    run_ok(&third, &d, NULL);
-    assert_int_equal(third.steps, 2);
+    run_ok(&group.third, &d, NULL);
+    assert_int_equal(group.third.steps, 2);
 }
 
 /* What is wrong with the training state without one of its parts, or with one of another kind. */
@@ -132,9 +115,9 @@ static void spoil_components(void *context, struct trainer *t)
 static void b02_b14_every_component_of_the_training_state_is_needed(void **state)
 {
     (void)state;
-    struct run_config c = resume_tiny(&scratch, "none", 2, 1, 1, 0);
+    struct run_config c = resume_tiny("none", 2, 1, 1, 0);
     accepted[0] = '\0';
-    run_ok(&first, &c, &(struct run_how){.at_end = spoil_components});
+    run_ok(&group.first, &c, &(struct run_how){.at_end = spoil_components});
     assert_string_equal(accepted, "");
 }
 
@@ -161,10 +144,8 @@ static void b74_a_damaged_latest_is_passed_over_and_a_damaged_folder_refused(voi
     static const char *const names[] = {"data-00001.tsr", "manifest.json"};
     for (int i = 0; i < 2; i++) {
         char folder[1200];
-        struct run_config c = resume_tiny(&scratch, i == 0 ? "flip-data" : "flip-manifest", 2, 2, 6,
-                                          3),
-                          d;
-        run_ok(&first, &c, NULL);
+        struct run_config c = resume_tiny(i == 0 ? "flip-data" : "flip-manifest", 2, 2, 6, 3), d;
+        run_ok(&group.first, &c, NULL);
         saved_folder(&c, folder, 6);
         flip_byte(folder, names[i], i == 0 ? -2000 : 0);
         d = c;
@@ -173,12 +154,12 @@ static void b74_a_damaged_latest_is_passed_over_and_a_damaged_folder_refused(voi
         expect(&d, ST_CORRUPT, "step-00000006", "");
         resume_latest(&c);
         c.train.steps = 7;
-        run_ok(&other, &c, NULL);
-        assert_int_equal(other.steps, 4); /* from step 3 */
+        run_ok(&group.other, &c, NULL);
+        assert_int_equal(group.other.steps, 4); /* from step 3 */
         for (int s = 0; s < 3; s++)
-            assert_true(other.step[0][s].loss == first.step[0][3 + s].loss);
+            assert_true(group.other.step[0][s].loss == group.first.step[0][3 + s].loss);
         assert_true(saved_is_there(&c, 7));
-        release(NULL);
+        resume_release(NULL);
     }
 }
 
@@ -186,8 +167,8 @@ static void with_all_checkpoints_damaged_there_is_no_fresh_start(void **state)
 {
     (void)state;
     char folder[1200];
-    struct run_config c = resume_tiny(&scratch, "flip-all", 2, 2, 2, 2);
-    run_ok(&first, &c, NULL);
+    struct run_config c = resume_tiny("flip-all", 2, 2, 2, 2);
+    run_ok(&group.first, &c, NULL);
     saved_folder(&c, folder, 2);
     flip_byte(folder, "data-00000.tsr", 0);
     c.checkpoint.resume_or_start = true;
@@ -196,7 +177,7 @@ static void with_all_checkpoints_damaged_there_is_no_fresh_start(void **state)
     expect(&c, ST_CORRUPT, "damaged", "flip-all");
 }
 
-#define TEST(name) cmocka_unit_test_teardown(name, release)
+#define TEST(name) cmocka_unit_test_teardown(name, resume_release)
 
 int main(void)
 {
@@ -207,5 +188,5 @@ int main(void)
         TEST(b74_a_damaged_latest_is_passed_over_and_a_damaged_folder_refused),
         TEST(with_all_checkpoints_damaged_there_is_no_fresh_start),
     };
-    return cmocka_run_group_tests(tests, set_up, run_tear_down);
+    return cmocka_run_group_tests(tests, resume_set_up, run_tear_down);
 }

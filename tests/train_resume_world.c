@@ -4,23 +4,6 @@
 
 #include "tests/support/resume.h"
 
-static struct scratch scratch;
-static struct run_trace first, other, third;
-
-static int set_up(void **state)
-{
-    return resume_set_up(state, &scratch);
-}
-
-static int release(void **state)
-{
-    (void)state;
-    run_release(&first);
-    run_release(&other);
-    run_release(&third);
-    return 0;
-}
-
 enum { MAX_SAMPLES = 256, HALF = 7 /* inside the second epoch */ };
 static int times_seen[2][MAX_SAMPLES]; /* by epoch */
 
@@ -47,11 +30,11 @@ static void b16_b17_b19_b23_any_world_and_stage_goes_on_from_the_same_state(void
     (void)state;
     static const int worlds[] = {1, 2, 4, 6};
     const struct run_how counting = {.executor = {.on_instr = count_samples}};
-    struct run_config saving = resume_tiny(&scratch, "world", 3, 2, HALF, HALF);
-    struct run_config whole = resume_tiny(&scratch, "world-whole", 3, 2, 10, 0);
-    run_ok(&other, &whole, NULL);
+    struct run_config saving = resume_tiny("world", 3, 2, HALF, HALF);
+    struct run_config whole = resume_tiny("world-whole", 3, 2, 10, 0);
+    run_ok(&group.other, &whole, NULL);
     memset(times_seen, 0, sizeof times_seen);
-    run_ok(&first, &saving, &counting);
+    run_ok(&group.first, &saving, &counting);
     int seen_before[2][MAX_SAMPLES];
     memcpy(seen_before, times_seen, sizeof seen_before);
     for (size_t i = 0; i < sizeof worlds / sizeof *worlds; i++)
@@ -59,17 +42,17 @@ static void b16_b17_b19_b23_any_world_and_stage_goes_on_from_the_same_state(void
             char what[64];
             snprintf(what, sizeof what, "%d ranks at stage %d", worlds[i], stage);
             /* No step is left to do: the state is what was read. */
-            struct run_config c = resume_tiny(&scratch, "none", worlds[i], stage, HALF, 0);
+            struct run_config c = resume_tiny("none", worlds[i], stage, HALF, 0);
             resume_from(&c, &saving, HALF);
-            run_ok(&third, &c, NULL);
-            assert_int_equal(third.steps, 0);
-            resume_same_state(&first, &third, what);
-            run_release(&third);
+            run_ok(&group.third, &c, NULL);
+            assert_int_equal(group.third.steps, 0);
+            resume_same_state(&group.first, &group.third, what);
+            run_release(&group.third);
             c.train.steps = 10;
             c.train.max_unit_numel = 1 << 20; /* tables in one part: another layout */
             memcpy(times_seen, seen_before, sizeof seen_before);
-            run_ok(&third, &c, &counting);
-            resume_same_rest(&other, &third, HALF, 1e-4, what);
+            run_ok(&group.third, &c, &counting);
+            resume_same_rest(&group.other, &group.third, HALF, 1e-4, what);
             int64_t samples = 0;
             for (int s = 0; s < MAX_SAMPLES; s++) {
                 assert_int_equal(times_seen[0][s], times_seen[1][s]);
@@ -77,16 +60,16 @@ static void b16_b17_b19_b23_any_world_and_stage_goes_on_from_the_same_state(void
                 samples += times_seen[0][s];
             }
             assert_true(samples >= 40);
-            run_release(&third);
+            run_release(&group.third);
         }
 }
 
-#define TEST(name) cmocka_unit_test_teardown(name, release)
+#define TEST(name) cmocka_unit_test_teardown(name, resume_release)
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         TEST(b16_b17_b19_b23_any_world_and_stage_goes_on_from_the_same_state),
     };
-    return cmocka_run_group_tests(tests, set_up, run_tear_down);
+    return cmocka_run_group_tests(tests, resume_set_up, run_tear_down);
 }

@@ -9,23 +9,6 @@
 #include "tests/support/ranks.h"
 #include "tests/support/resume.h"
 
-static struct scratch scratch;
-static struct run_trace first, other;
-
-static int set_up(void **state)
-{
-    return resume_set_up(state, &scratch);
-}
-
-static int release(void **state)
-{
-    (void)state;
-    file_delay(0);
-    run_release(&first);
-    run_release(&other);
-    return 0;
-}
-
 static void read_part(struct file_text *text, const struct run_config *c, int64_t step, int rank)
 {
     char folder[1200], name[32], path[1400];
@@ -38,13 +21,12 @@ static void read_part(struct file_text *text, const struct run_config *c, int64_
 static void waiting_or_not_gives_the_same_files(void **state)
 {
     (void)state;
-    struct run_config a = resume_tiny(&scratch, "async", 3, 3, 6, 2),
-                      b = resume_tiny(&scratch, "sync", 3, 3, 6, 2);
+    struct run_config a = resume_tiny("async", 3, 3, 6, 2), b = resume_tiny("sync", 3, 3, 6, 2);
     a.checkpoint.keep = b.checkpoint.keep = 0;
     b.checkpoint.async = false;
-    run_ok(&first, &a, NULL);
-    run_ok(&other, &b, NULL);
-    run_same(&first, &other, "async and sync");
+    run_ok(&group.first, &a, NULL);
+    run_ok(&group.other, &b, NULL);
+    run_same(&group.first, &group.other, "async and sync");
     for (int64_t step = 2; step <= 6; step += 2)
         for (int rank = 0; rank < 3; rank++) {
             struct file_text x, y;
@@ -66,8 +48,8 @@ static void b81_stage_0_writes_what_the_other_stages_write(void **state)
         char out[32], folder[1200];
         struct checkpoint file = {0};
         snprintf(out, sizeof out, "size-%d", stage);
-        struct run_config c = resume_tiny(&scratch, out, 4, stage, 1, 1);
-        run_ok(&first, &c, NULL);
+        struct run_config c = resume_tiny(out, 4, stage, 1, 1);
+        run_ok(&group.first, &c, NULL);
         saved_folder(&c, folder, 1);
         assert_ok(checkpoint_open(&file, folder));
         assert_ok(checkpoint_verify(&file, NULL, NULL));
@@ -75,29 +57,29 @@ static void b81_stage_0_writes_what_the_other_stages_write(void **state)
         plain[stage] = file.plain_bytes;
         assert_int_equal(plain[stage], plain[0]);
         checkpoint_close(&file);
-        run_release(&first);
+        run_release(&group.first);
     }
 }
 
 static void old_ones_go_and_the_best_stays(void **state)
 {
     (void)state;
-    struct run_config c = resume_tiny(&scratch, "keep", 2, 1, 8, 2);
-    scratch_path(&scratch, c.data.eval, "eval.json");
+    struct run_config c = resume_tiny("keep", 2, 1, 8, 2);
+    scratch_path(&group.scratch, c.data.eval, "eval.json");
     c.checkpoint.keep_best = STOP_LOSS;
     c.eval.every = 3;
-    run_ok(&first, &c, NULL);
+    run_ok(&group.first, &c, NULL);
     assert_true(saved_is_there(&c, 8) &&
                 saved_is_there(&c, 6)); /* the newest two: a loss falls here */
     assert_false(saved_is_there(&c, 2));
     char path[1200];
     snprintf(path, sizeof path, "%s/checkpoints/latest", c.output.dir);
     assert_int_equal(access(path, F_OK), 0);
-    run_release(&first);
+    run_release(&group.first);
     /* Where nothing is learned no later one is better than the first. */
-    scratch_path(&scratch, c.output.dir, "keep-first");
+    scratch_path(&group.scratch, c.output.dir, "keep-first");
     c.optim.lr = 0;
-    run_ok(&first, &c, NULL);
+    run_ok(&group.first, &c, NULL);
     assert_true(saved_is_there(&c, 3));
     assert_true(saved_is_there(&c, 8));
     assert_false(saved_is_there(&c, 4));
@@ -109,17 +91,17 @@ static void b68_a_save_may_take_longer_than_a_collective(void **state)
     for (int waits = 0; waits < 2; waits++) {
         char out[32];
         snprintf(out, sizeof out, "slow-%d", waits);
-        struct run_config c = resume_tiny(&scratch, out, 2, 3, 3, 3);
+        struct run_config c = resume_tiny(out, 2, 3, 3, 3);
         c.train.timeout_s = 1;
         c.checkpoint.async = waits == 0;
         file_delay(10); /* hundreds of writes */
         int64_t begun = now_ms();
-        run_go(&first, &c, NULL);
+        run_go(&group.first, &c, NULL);
         file_delay(0);
-        assert_int_equal(first.st, ST_OK);
+        assert_int_equal(group.first.st, ST_OK);
         assert_true(now_ms() - begun > 1200);
         assert_true(saved_is_there(&c, 3));
-        release(NULL);
+        resume_release(NULL);
     }
 }
 
@@ -161,9 +143,9 @@ static void watch_memory(void *context, const struct program *p, int index,
 static void b77_100_saves_leave_memory_flat(void **state)
 {
     (void)state;
-    struct run_config c = resume_tiny(&scratch, "flat", 2, 2, 101, 1);
+    struct run_config c = resume_tiny("flat", 2, 2, 101, 1);
     c.checkpoint.async = false; /* between saves nothing of one is left */
-    run_ok(&first, &c, &(struct run_how){.executor = {.on_instr = watch_memory}});
+    run_ok(&group.first, &c, &(struct run_how){.executor = {.on_instr = watch_memory}});
     assert_int_equal(growth.bytes[0], growth.bytes[1]);
     print_message("after save 100: %lld bytes more resident than after save 10\n",
                   (long long)(growth.rss[1] - growth.rss[0]));
@@ -176,7 +158,7 @@ static void b77_100_saves_leave_memory_flat(void **state)
 }
 #endif
 
-#define TEST(name) cmocka_unit_test_teardown(name, release)
+#define TEST(name) cmocka_unit_test_teardown(name, resume_release)
 
 int main(void)
 {
@@ -189,5 +171,5 @@ int main(void)
         TEST(b77_100_saves_leave_memory_flat),
 #endif
     };
-    return cmocka_run_group_tests(tests, set_up, run_tear_down);
+    return cmocka_run_group_tests(tests, resume_set_up, run_tear_down);
 }

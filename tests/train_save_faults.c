@@ -6,24 +6,6 @@
 #include "io/checkpoint.h"
 #include "tests/support/resume.h"
 
-static struct scratch scratch;
-static struct run_trace first, other;
-
-static int set_up(void **state)
-{
-    return resume_set_up(state, &scratch);
-}
-
-static int release(void **state)
-{
-    (void)state;
-    file_fail_at(0);
-    mem_fail_at(0);
-    run_release(&first);
-    run_release(&other);
-    return 0;
-}
-
 struct fault {
     int64_t at;
     void (*arm)(int64_t k);
@@ -87,22 +69,22 @@ static int count_valid(const struct run_config *c)
 static void fail_every(const char *name, struct fault f)
 {
     int worst = 2, fired = 0;
-    struct run_config plain = resume_tiny(&scratch, "plain", 2, 1, 2, 0);
-    run_ok(&first, &plain, NULL);
+    struct run_config plain = resume_tiny("plain", 2, 1, 2, 0);
+    run_ok(&group.first, &plain, NULL);
     for (f.at = 1;; f.at += 1 + f.at / 8) {
         char out[64];
         snprintf(out, sizeof out, "%s-%d", name, (int)f.at);
-        struct run_config c = resume_tiny(&scratch, out, 2, 1, 2, 1);
+        struct run_config c = resume_tiny(out, 2, 1, 2, 1);
         c.checkpoint.async = fired % 2 == 0;
-        run_go(&other, &c,
+        run_go(&group.other, &c,
                &(struct run_how){.at_start = arm_fault, .at_end = disarm_fault, .context = &f});
-        if (other.st != ST_OK)
-            fail_msg("%s ended the run: %s", out, other.message);
-        run_same(&first, &other, "with a failed save");
+        if (group.other.st != ST_OK)
+            fail_msg("%s ended the run: %s", out, group.other.message);
+        run_same(&group.first, &group.other, "with a failed save");
         assert_true(saved_is_there(&c, 2)); /* at the end of a run it is tried again */
         int valid = count_valid(&c);
         worst = valid < worst ? valid : worst;
-        run_release(&other);
+        run_release(&group.other);
         if (!f.fired) {
             assert_int_equal(valid, 2);
             break;
@@ -126,7 +108,7 @@ static void a_failed_allocation_costs_one_checkpoint_and_no_bit_of_training(void
     fail_every("fail-memory", (struct fault){.arm = mem_fail_at, .strikes = allocation_fails});
 }
 
-#define TEST(name) cmocka_unit_test_teardown(name, release)
+#define TEST(name) cmocka_unit_test_teardown(name, resume_release)
 
 int main(void)
 {
@@ -134,5 +116,5 @@ int main(void)
         TEST(b69_a_failed_file_operation_costs_one_checkpoint_and_no_bit_of_training),
         TEST(a_failed_allocation_costs_one_checkpoint_and_no_bit_of_training),
     };
-    return cmocka_run_group_tests(tests, set_up, run_tear_down);
+    return cmocka_run_group_tests(tests, resume_set_up, run_tear_down);
 }

@@ -17,13 +17,7 @@
 #include "tests/support/ranks.h"
 #include "tests/support/resume.h"
 
-static struct scratch scratch;
 static struct run_trace whole, trace;
-
-static int set_up(void **state)
-{
-    return resume_set_up(state, &scratch);
-}
 
 /* ---- threads ---- */
 
@@ -84,13 +78,13 @@ static void a_thread_that_cannot_be_made_ends_the_run_or_costs_one_checkpoint(vo
     enum { RANKS = 3, STEPS = 2 };
     int ended = 0, not_saved = 0;
     int64_t before = mem_live_bytes();
-    struct run_config plain = resume_tiny(&scratch, "plain", RANKS, 2, STEPS, 0);
+    struct run_config plain = resume_tiny("plain", RANKS, 2, STEPS, 0);
     run_ok(&whole, &plain, NULL);
     int64_t live = mem_live_bytes();
     for (int k = 1;; k++) {
         char out[32];
         snprintf(out, sizeof out, "thread-%d", k);
-        struct run_config c = resume_tiny(&scratch, out, RANKS, 2, STEPS, 1);
+        struct run_config c = resume_tiny(out, RANKS, 2, STEPS, 1);
         int64_t begun = now_ms();
         c.train.timeout_s = 20;
         c.checkpoint.async = k % 2 == 0;
@@ -126,9 +120,9 @@ enum { SAVED = 3, TOTAL = 5 };
 static void fail_every(const char *name, void (*fail_at)(int64_t k), enum status cause)
 {
     int failed = 0;
-    struct run_config plain = resume_tiny(&scratch, "plain", 2, 1, TOTAL, 0), saving, rest;
-    saving = resume_tiny(&scratch, name, 2, 1, SAVED, SAVED);
-    rest = resume_tiny(&scratch, "rest", 2, 3, TOTAL, 0);
+    struct run_config plain = resume_tiny("plain", 2, 1, TOTAL, 0), saving, rest;
+    saving = resume_tiny(name, 2, 1, SAVED, SAVED);
+    rest = resume_tiny("rest", 2, 3, TOTAL, 0);
     rest.train.timeout_s = 20;
     run_ok(&whole, &plain, NULL);
     run_ok(&trace, &saving, NULL);
@@ -181,5 +175,5 @@ int main(void)
         TEST(b74_a_resume_that_runs_out_of_memory_ends_and_never_starts_anew),
         TEST(b74_a_resume_whose_files_cannot_be_read_ends_and_never_starts_anew),
     };
-    return cmocka_run_group_tests(tests, set_up, run_tear_down);
+    return cmocka_run_group_tests(tests, resume_set_up, run_tear_down);
 }

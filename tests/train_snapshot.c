@@ -7,22 +7,6 @@
 #include "io/checkpoint.h"
 #include "tests/support/resume.h"
 
-static struct scratch scratch;
-static struct run_trace first;
-
-static int set_up(void **state)
-{
-    return resume_set_up(state, &scratch);
-}
-
-static int release(void **state)
-{
-    (void)state;
-    file_delay(0);
-    run_release(&first);
-    return 0;
-}
-
 /* ---- what was copied, and what was written --------------------------------------------------- */
 
 enum { COPY_RANKS = 2, COPY_STATES = 3, COPY_EVERY = 3, COPY_SAVES = 3, COPY_NUMEL = 40000 };
@@ -207,14 +191,14 @@ static void check_saves(void *context, struct trainer *t)
 static void run_and_check(const struct run_config *c, void (*at_start)(void *, struct trainer *))
 {
     memset(&copied, 0, sizeof copied);
-    run_go(&first, c,
+    run_go(&group.first, c,
            &(struct run_how){.executor = {.on_instr = copy_and_watch},
                              .at_start = at_start,
                              .at_end = check_saves});
-    assert_int_equal(first.st, ST_OK);
+    assert_int_equal(group.first.st, ST_OK);
     for (int r = 0; r < COPY_RANKS; r++)
         assert_string_equal(copied.problem[r], "");
-    release(NULL);
+    resume_release(NULL);
 }
 
 static struct run_config saving_run(const char *name, int stage)
@@ -222,7 +206,7 @@ static struct run_config saving_run(const char *name, int stage)
     char out[64];
     snprintf(out, sizeof out, "%s-%d", name, stage);
     struct run_config c =
-        resume_tiny(&scratch, out, COPY_RANKS, stage, COPY_EVERY * (COPY_SAVES + 1), COPY_EVERY);
+        resume_tiny(out, COPY_RANKS, stage, COPY_EVERY * (COPY_SAVES + 1), COPY_EVERY);
     c.checkpoint.keep = 0;
     return c;
 }
@@ -277,7 +261,7 @@ static void b78_a_flush_waits_as_well(void **state)
     run_and_check(&c, be_lazy);
 }
 
-#define TEST(name) cmocka_unit_test_teardown(name, release)
+#define TEST(name) cmocka_unit_test_teardown(name, resume_release)
 
 int main(void)
 {
@@ -287,5 +271,5 @@ int main(void)
         TEST(b78_so_does_a_step_of_one_piece),
         TEST(b78_a_flush_waits_as_well),
     };
-    return cmocka_run_group_tests(tests, set_up, run_tear_down);
+    return cmocka_run_group_tests(tests, resume_set_up, run_tear_down);
 }

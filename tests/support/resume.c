@@ -7,7 +7,9 @@
 
 #include "engine/base/file.h"
 
-int resume_set_up(void **state, struct scratch *scratch)
+struct resume_group group;
+
+int resume_set_up(void **state)
 {
     struct made_questions q = {.count = 40,
                                .min_words = 5,
@@ -18,15 +20,26 @@ int resume_set_up(void **state, struct scratch *scratch)
     struct made_questions eval = q;
     eval.count = 4;
     eval.seed = 8;
-    return run_set_up(state, scratch, &q, &eval);
+    return run_set_up(state, &group.scratch, &q, &eval);
 }
 
-struct run_config resume_tiny(const struct scratch *scratch, const char *out, int ranks, int stage,
-                              int64_t steps, int64_t every)
+int resume_release(void **state)
+{
+    (void)state;
+    file_fail_at(0);
+    file_delay(0);
+    mem_fail_at(0);
+    run_release(&group.first);
+    run_release(&group.other);
+    run_release(&group.third);
+    return 0;
+}
+
+struct run_config resume_tiny(const char *out, int ranks, int stage, int64_t steps, int64_t every)
 {
     struct run_config c;
-    run_tiny(&c, scratch, false);
-    scratch_path(scratch, c.output.dir, out);
+    run_tiny(&c, &group.scratch, false);
+    scratch_path(&group.scratch, c.output.dir, out);
     c.data.version_2 = true;
     c.train.ranks = ranks;
     c.train.zero_stage = stage;

@@ -12,14 +12,23 @@ C_BEGIN
 
 enum { SAVED_PATH_BYTES = 1200 };
 
-/** resume_set_up() - for a group's set-up: train.json and eval.json in @scratch; ended by
+/* What the tests of a program share: the folder of its runs, and traces to compare. */
+extern struct resume_group {
+    struct scratch scratch;
+    struct run_trace first, other, third;
+} group;
+
+/** resume_set_up() - for a group's set-up: train.json and eval.json in the group's folder; ended by
  * run_tear_down(). Return: 0. */
-int resume_set_up(void **state, struct scratch *scratch);
+int resume_set_up(void **state);
+
+/** resume_release() - after each test: no trace is held, and nothing fails or waits any longer.
+ * Return: 0. */
+int resume_release(void **state);
 
 /** resume_tiny() - such a run, with a rate that does not depend on its length.
- * @out: its output folder, in @scratch; @every: steps from save to save; 0: none. */
-struct run_config resume_tiny(const struct scratch *scratch, const char *out, int ranks, int stage,
-                              int64_t steps, int64_t every);
+ * @out: its output folder, in the group's; @every: steps from save to save; 0: none. */
+struct run_config resume_tiny(const char *out, int ranks, int stage, int64_t steps, int64_t every);
 
 /** saved_folder() - where a run puts the checkpoint of @step. */
 void saved_folder(const struct run_config *c, char path[SAVED_PATH_BYTES], int64_t step);

@@ -136,6 +136,23 @@ const char *run_put_config(const struct scratch *scratch, const struct run_confi
     return scratch_at(scratch, "run.yaml");
 }
 
+struct run_config run_planned(void)
+{
+    struct run_config c;
+    config_defaults(&c);
+    c.model.hidden = 96;
+    c.model.heads = 6;
+    c.model.ffn = 384;
+    c.model.layers = 3;
+    c.model.vocab_size = 1000;
+    c.model.max_positions = 64;
+    c.data.max_length = 64;
+    c.data.doc_stride = 16;
+    c.train.max_unit_numel = 40000;
+    c.eval.micro_batch = 1;
+    return c;
+}
+
 int run_set_up(void **state, struct scratch *scratch, const struct made_questions *train,
                const struct made_questions *eval)
 {

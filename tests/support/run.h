@@ -48,6 +48,10 @@ struct tiny_run {
 /** run_tiny_with() - the configuration of run_tiny() with these. */
 struct run_config run_tiny_with(const struct scratch *scratch, struct tiny_run with);
 
+/** run_planned() - a configuration to plan and not to run: three blocks of 96 channels, windows of
+ * 64 tokens, a vocabulary of 1000. */
+struct run_config run_planned(void);
+
 /** run_set_up() - for a group's set-up: make the folder and, in it, train.json and eval.json.
  * @state: takes @scratch, for run_tear_down(); @eval: NULL: no such file. Return: 0. */
 int run_set_up(void **state, struct scratch *scratch, const struct made_questions *train,
