@@ -38,6 +38,12 @@ struct philox {
     uint32_t word[4];
 };
 
+/* The multipliers of counter words 0 and 2, and what a round adds to the key's halves. */
+#define PHILOX_M0 0xD2511F53u
+#define PHILOX_M1 0xCD9E8D57u
+#define PHILOX_W0 0x9E3779B9u
+#define PHILOX_W1 0xBB67AE85u
+
 enum { DROPOUT_ROUNDS = 7, DROPOUT_LANE = 0x7FFF /* its bits */ };
 
 /** philox4x32_rounds() - @rounds rounds over counter (c0..c3) with a 64-bit key. */
@@ -46,14 +52,14 @@ HOST_DEVICE static inline struct philox philox4x32_rounds(int rounds, uint64_t k
 {
     uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
     for (int round = 0; round < rounds; round++) {
-        uint64_t p0 = (uint64_t)0xD2511F53u * c0, p1 = (uint64_t)0xCD9E8D57u * c2;
+        uint64_t p0 = (uint64_t)PHILOX_M0 * c0, p1 = (uint64_t)PHILOX_M1 * c2;
         uint32_t n0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0, n2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
         c1 = (uint32_t)p1;
         c3 = (uint32_t)p0;
         c0 = n0;
         c2 = n2;
-        k0 += 0x9E3779B9u;
-        k1 += 0xBB67AE85u;
+        k0 += PHILOX_W0;
+        k1 += PHILOX_W1;
     }
     struct philox out;
     out.word[0] = c0;

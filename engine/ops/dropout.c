@@ -27,14 +27,14 @@ LANES_INLINE void philox_groups(uint32_t word[GROUPS][4], const struct dropout_k
     }
     for (int round = 0; round < DROPOUT_ROUNDS; round++) {
         for (int g = 0; g < GROUPS; g++) {
-            uint64_t p0 = (uint64_t)0xD2511F53u * c0[g], p1 = (uint64_t)0xCD9E8D57u * c2[g];
+            uint64_t p0 = (uint64_t)PHILOX_M0 * c0[g], p1 = (uint64_t)PHILOX_M1 * c2[g];
             c0[g] = (uint32_t)(p1 >> 32) ^ c1[g] ^ k0;
             c2[g] = (uint32_t)(p0 >> 32) ^ c3[g] ^ k1;
             c1[g] = (uint32_t)p1;
             c3[g] = (uint32_t)p0;
         }
-        k0 += 0x9E3779B9u;
-        k1 += 0xBB67AE85u;
+        k0 += PHILOX_W0;
+        k1 += PHILOX_W1;
     }
     for (int g = 0; g < GROUPS; g++) {
         word[g][0] = c0[g];
@@ -71,8 +71,8 @@ struct philox4 {
 
 AVX2 static inline void philox4_round(struct philox4 *c, __m256i k0, __m256i k1)
 {
-    __m256i p0 = _mm256_mul_epu32(c->c0, _mm256_set1_epi64x(0xD2511F53));
-    __m256i p1 = _mm256_mul_epu32(c->c2, _mm256_set1_epi64x(0xCD9E8D57));
+    __m256i p0 = _mm256_mul_epu32(c->c0, _mm256_set1_epi64x(PHILOX_M0));
+    __m256i p1 = _mm256_mul_epu32(c->c2, _mm256_set1_epi64x(PHILOX_M1));
     c->c0 = _mm256_xor_si256(_mm256_srli_epi64(p1, 32), _mm256_xor_si256(c->c1, k0));
     c->c2 = _mm256_xor_si256(_mm256_srli_epi64(p0, 32), _mm256_xor_si256(c->c3, k1));
     c->c1 = p1;
@@ -120,8 +120,8 @@ AVX2 static void block_factors_avx2(float *out, const struct dropout_key *k, uin
         __m256i key0 = _mm256_set1_epi64x(k0), key1 = _mm256_set1_epi64x(k1);
         philox4_round(&c[0], key0, key1);
         philox4_round(&c[1], key0, key1);
-        k0 += 0x9E3779B9u;
-        k1 += 0xBB67AE85u;
+        k0 += PHILOX_W0;
+        k1 += PHILOX_W1;
     }
     __m256i threshold = _mm256_set1_epi32((int)k->threshold);
     __m256 scale = _mm256_set1_ps(k->scale);
