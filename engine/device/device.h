@@ -149,10 +149,11 @@ void device_close(struct device **device);
 /** device_cuda_count() - visible GPUs; 0 without CUDA. Creates no context. */
 int device_cuda_count(void);
 
-enum { DEVICE_SETTLE_MS = 3000 };
 /** device_cuda_bus_id() - where the visible GPU @index hangs, "0000:3b:00.0"; no context either.
  * ST_DEVICE; ST_UNSUPPORTED without CUDA. */
 MUST_CHECK enum status device_cuda_bus_id(char out[32], int index);
+
+enum { DEVICE_SETTLE_MS = 3000 };
 
 /**
  * device_settle() - before memory is given back: wait until all streams are idle, for

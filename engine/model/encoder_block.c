@@ -1,6 +1,6 @@
 #include "engine/model/encoder.h"
 
-/* Parameters of a block, decayed first; the order of block_params(). */
+/* Parameters of a block, decayed first: in the order in which encoder_block() lists them. */
 enum {
     QKV_W,
     PROJ_W,

@@ -53,8 +53,8 @@ struct sequences {
 
 /*
  * Inverted dropout as engine/base/rng.h says: counter (step, layer << 8 | site, sample, element/8),
- * scaled by 1 / (1 - p). element = position * C + c for rows, and (h * P + i) * P + j for
- * attention. Not applied when state->host.training is 0 or p is 0.
+ * what is kept scaled so that its expectation is exact. element = position * C + c for rows, and
+ * (h * P + i) * P + j for attention. Not applied when state->host.training is 0 or p is 0.
  */
 struct dropout {
     float p;

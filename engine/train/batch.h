@@ -33,8 +33,8 @@ void batch_layout_init(struct batch_layout *l);
 /**
  * batch_fill() - pack features into the arrays of one micro-batch.
  * @block: host memory of the whole block; micro-batch @index is written.
- * @features: which features, @count of them (0 is fine), at most l->sequences.
- * @sample_base: added to the feature number to make the global sample (dropout's counter).
+ * @features: which features, @count of them (0 is fine), at most l->sequences; their numbers are
+ * the global samples (dropout's counter).
  * @scratch: l->rows entries.
  *
  * Return: rows in use (T of this rank before the length class).
