@@ -2,19 +2,22 @@
 """How far predicted steps are from measured ones: stages 0 to 3 on this machine.
 
 usage: bench/forecast.py [--ranks 2] [--device cpu] [--config bench/cpu/small.yaml] [--micro-batch 4]
-                         [--steps 8] [--rounds 2] [--profile FILE]
+                         [--stages 0,1,2,3] [--steps 8] [--rounds 2] [--set KEY=VALUE]...
+                         [--processor-time] [--profile FILE]
 
-`tessera calibrate` measures the machine, `tessera plan --data --profile` predicts a step of each
-stage, then short runs of the stages in turns, several rounds, give the measured one: the fastest
-round's median of its steps, the first two left out. The calibration runs with the same ranks and
-threads. --profile skips it.
+In each round `tessera calibrate` measures the machine with the same ranks and threads, `tessera plan
+--data --profile` predicts a step of each stage, and a short run of each stage measures it. Predicted
+are the very steps that are measured: the prediction is for the mean batch of a run's steps, so that
+for the first two, which warm up, is taken from that for all. The fastest of the rounds counts on both
+sides: the fastest calibration, and for each step the fastest of its runs; of processor time, where a
+difference could be fast by chance, the median.
 
 Where others use the cores too, --processor-time calibrates and measures processor time instead of the
 wall's (CPU ranks of one thread): a step is then what a rank computes and copies, without its waits. It
-is the difference between runs of different lengths, over steps and ranks.
+is the difference between runs of different lengths, over steps and ranks, and the prediction, which is
+for the fullest rank, is scaled to the mean of the ranks' tokens.
 
-A profile holds attention for heads of 64 channels; small.yaml has 32:
---set model.heads=6. On a GPU: --device cuda --ranks N --config bench/gpu/bert-large.yaml.
+On a GPU: --device cuda --ranks N --config bench/gpu/bert-large.yaml. --profile skips the calibration.
 Prints a Markdown table; exit code 1 if a run failed. Standard library only.
 """
 import argparse
@@ -46,71 +49,96 @@ def options(args):
     return [word for key in keys for word in ("--set", key)]
 
 
-def predict(args, profile):
+def calibrate(args, path):
+    words = ["--threads", "1", "--processor-time"] if args.processor_time else []
+    tessera("calibrate", "--device", args.device, "--ranks", str(args.ranks), "--output", path, *words)
+
+
+def plan(args, profile, steps):
     out = tessera("plan", "--config", args.config, "--ranks", str(args.ranks), "--data", "--json",
-                  "--profile", profile, *options(args))
-    return {s["zero_stage"]: s for s in json.loads(out)["stages"]}
+                  "--profile", profile, *options(args), "--set", f"train.steps={steps}")
+    return json.loads(out)
 
 
-def measure(args, stage, folder):
+def predict(args, profile):
+    """Milliseconds by stage, and those of them in which communication is exposed."""
+    few, all_steps = plan(args, profile, WARM), plan(args, profile, WARM + args.steps)
+    mean, scale = all_steps["mean_micro_batch"], 1.0
+    if args.processor_time:
+        scale = mean["tokens"] / mean["tokens_of_fullest_rank"]
+    return {stage: [scale * ((WARM + args.steps) * a[key] - WARM * b[key]) / args.steps
+                    for key in ("predicted_ms", "exposed_ms")]
+            for stage, (a, b) in enumerate(zip(all_steps["stages"], few["stages"]))}, mean
+
+
+def measure(args, stage, folder, seen):
+    """The wall's milliseconds of each step; @seen: a list for each, over the rounds."""
     run = runs.train(args.config, folder, ranks=args.ranks, device=args.device, timeout=600,
                      options=options(args), train__zero_stage=stage,
                      train__steps=args.steps + WARM, output__log_every=1)
     if not run.ok:
         raise SystemExit(run.tail())
-    return statistics.median(s["ms"] for s in run.steps[WARM:])
+    for step in run.steps[WARM:]:
+        seen.setdefault(step["step"], []).append(step["ms"])
 
 
-def processor_seconds(args, stage, steps, folder):
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    run = runs.train(args.config, folder, ranks=args.ranks, device="cpu", timeout=600,
-                     options=options(args), train__zero_stage=stage, train__steps=steps,
-                     train__threads=1)
-    if not run.ok:
-        raise SystemExit(run.tail())
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+def processor_ms(args, stage, folder, seen):
+    """Of all ranks, for runs of both lengths."""
+    for steps in (WARM, WARM + args.steps):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        run = runs.train(args.config, folder, ranks=args.ranks, device="cpu", timeout=600,
+                         options=options(args), train__zero_stage=stage, train__steps=steps,
+                         train__threads=1)
+        if not run.ok:
+            raise SystemExit(run.tail())
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seen.setdefault(steps, []).append(1e3 * (after.ru_utime + after.ru_stime -
+                                                 before.ru_utime - before.ru_stime))
 
 
-def measure_processor(args, stage, folder):
-    few = processor_seconds(args, stage, WARM, folder)
-    more = processor_seconds(args, stage, WARM + args.steps, folder)
-    return (more - few) * 1e3 / args.steps / args.ranks
+def a_step(args, seen, pick):
+    if args.processor_time:
+        return (pick(seen[WARM + args.steps]) - pick(seen[WARM])) / args.steps / args.ranks
+    return statistics.fmean(pick(ms) for ms in seen.values())
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--config", default="bench/cpu/small.yaml")
     parser.add_argument("--micro-batch", type=int, default=4)
+    parser.add_argument("--stages", default="0,1,2,3")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--processor-time", action="store_true")
     parser.add_argument("--profile")
     args = parser.parse_args()
-    measured = {stage: [] for stage in range(4)}
+    stages = [int(s) for s in args.stages.split(",")]
+    measured, predicted = {stage: {} for stage in stages}, {stage: [] for stage in stages}
     with tempfile.TemporaryDirectory() as folder:
-        profile = args.profile or os.path.join(folder, "machine.yaml")
-        if not args.profile:
-            words = ["--threads", "1", "--processor-time"] if args.processor_time else []
-            print(tessera("calibrate", "--device", args.device, "--ranks", str(args.ranks),
-                          "--output", profile, *words))
-        predicted = predict(args, profile)
-        how = measure_processor if args.processor_time else measure
         for _ in range(args.rounds):
-            for stage in range(4):
-                measured[stage].append(how(args, stage, os.path.join(folder, "run")))
+            profile = args.profile or os.path.join(folder, "machine.yaml")
+            if not args.profile:
+                calibrate(args, profile)
+            times, mean = predict(args, profile)
+            for stage in stages:
+                predicted[stage].append(times[stage])
+                how = processor_ms if args.processor_time else measure
+                how(args, stage, os.path.join(folder, "run"), measured[stage])
     print(f"{args.config} {' '.join(args.set)}, {args.ranks} ranks, {args.micro_batch} sequences a rank, "
-          f"{args.rounds} rounds of {args.steps} steps, "
+          f"{mean['tokens']:.0f} tokens, {args.rounds} rounds of {args.steps} steps, "
           f"{'processor time, ' if args.processor_time else ''}load {os.getloadavg()[0]:.1f}\n")
-    print("| stage | predicted ms | exposed | measured ms (rounds) | error |\n|---|---|---|---|---|")
-    for stage in range(4):
-        best, want = min(measured[stage]), predicted[stage]["predicted_ms"]
-        rounds = ", ".join(f"{ms:.0f}" if ms >= 100 else f"{ms:.2f}" for ms in measured[stage])
-        print(f"| {stage} | {want:.1f} | {predicted[stage]['exposed_ms']:.1f} | {best:.1f} ({rounds})"
-              f" | {100 * (want / best - 1):+.0f}% |")
+    print("| stage | predicted ms (slowest) | exposed | measured ms (slowest) | error |\n"
+          "|---|---|---|---|---|")
+    for stage in stages:
+        usual = statistics.median if args.processor_time else min
+        want, exposed = (usual(column) for column in zip(*predicted[stage]))
+        slowest = max(predicted[stage])[0]
+        best, worst = (a_step(args, measured[stage], pick) for pick in (usual, max))
+        print(f"| {stage} | {want:.2f} ({slowest:.2f}) | {exposed:.2f} | {best:.2f} ({worst:.2f})"
+              f" | {100 * (want / best - 1):+.1f}% |", flush=True)
 
 
 if __name__ == "__main__":

@@ -482,6 +482,17 @@ static void the_plan_with_data_is_the_arena_of_the_run(void **state)
             at = strstr(at + 1, "\"zero_stage\":");
         assert_int_equal((int)number_in(at, "total"), (int)number_in(text.data, "arena"));
         mem_free(&text.data);
+        /* What it predicts a step for is what the steps had. */
+        double tokens = 0;
+        read_output(&text, "out/metrics.jsonl");
+        for (at = text.data; (at = strstr(at, "\"tokens\":")) != NULL; at++)
+            tokens += number_in(at, "tokens");
+        at = strstr(ran.out, "\"mean_micro_batch\":");
+        assert_non_null(at);
+        double micros = number_in(ran.out, "steps") * 2 * (double)c.train.grad_accum;
+        assert_true(fabs(number_in(at, "tokens") * micros - tokens) < 0.01 * micros);
+        assert_true(number_in(at, "tokens_of_fullest_rank") >= number_in(at, "tokens"));
+        mem_free(&text.data);
     }
 }
 

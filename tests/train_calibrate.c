@@ -11,7 +11,15 @@
 #include "engine/train/run.h"
 #include "tests/support/run.h"
 
-static const struct calibrate_sizes tiny = {64, 128, {16, 32, 64}, {8, 16}, 32, 32, 4096, 8192};
+static const struct calibrate_sizes tiny = {.widths = {32, 64, 128},
+                                            .rows = {8, 16, 24, 32, 64},
+                                            .heads = {32, 64},
+                                            .lengths = {8, 16},
+                                            .channels = 64,
+                                            .attention_rows = 32,
+                                            .elementwise_rows = 32,
+                                            .update_numel = 4096,
+                                            .link_numel = 8192};
 
 enum { RANKS = 3 };
 
@@ -44,12 +52,17 @@ static enum status run(int ranks, enum status (*wrap)(void *context, struct comm
                      NULL);
 }
 
-static void check_curve(const struct machine_curve *c, int count)
+static void check_table(const struct machine_table *t, int widths, int count)
 {
-    assert_int_equal(c->count, count);
-    for (int i = 0; i < count; i++) {
-        assert_true(c->points[i].per_second > 1e3 && c->points[i].per_second < 1e15);
-        assert_true(i == 0 || c->points[i].at > c->points[i - 1].at);
+    assert_int_equal(t->count, widths);
+    for (int w = 0; w < widths; w++) {
+        const struct machine_curve *c = &t->of[w].curve;
+        assert_true(w == 0 || t->of[w].width > t->of[w - 1].width);
+        assert_int_equal(c->count, count);
+        for (int i = 0; i < count; i++) {
+            assert_true(c->points[i].per_second > 1e3 && c->points[i].per_second < 1e15);
+            assert_true(i == 0 || c->points[i].at > c->points[i - 1].at);
+        }
     }
 }
 
@@ -58,8 +71,8 @@ static void check_profile(const struct machine *m, int ranks)
     struct machine back;
     char *text = NULL;
     size_t bytes = 0;
-    check_curve(&m->products, CALIBRATE_ROWS);
-    check_curve(&m->attention, CALIBRATE_LENGTHS);
+    check_table(&m->products, CALIBRATE_WIDTHS, CALIBRATE_ROWS);
+    check_table(&m->attention, CALIBRATE_HEADS, CALIBRATE_LENGTHS);
     assert_true(m->memory_per_second > 1e3 && m->elementwise_per_second > 1e3);
     assert_true(m->update_per_second > 1e3);
     assert_true(m->launch_seconds > 0 && m->launch_seconds < 1);

@@ -27,6 +27,19 @@ static void rates_lie_between_the_points_and_keep_the_time_below(void **state)
     assert_true(machine_curve_at(&c, 0) > 0);
 }
 
+static void rates_lie_between_the_widths_and_stay_outside(void **state)
+{
+    (void)state;
+    struct machine_table t = {
+        {{100, {{{10, 1}, {20, 2}}, 2}}, {300, {{{10, 3}, {20, 6}}, 2}}, {400, {{{10, 9}}, 1}}}, 3};
+    close_to(machine_table_at(&t, 7, 10), 1, 1e-12);
+    close_to(machine_table_at(&t, 100, 15), 1.5, 1e-12);
+    close_to(machine_table_at(&t, 200, 10), 2, 1e-12);
+    close_to(machine_table_at(&t, 300, 20), 6, 1e-12);
+    close_to(machine_table_at(&t, 350, 20), 7.5, 1e-12);
+    close_to(machine_table_at(&t, 4000, 20), 9, 1e-12);
+}
+
 static void profiles_are_found_by_card_and_network(void **state)
 {
     struct machine m;
@@ -146,6 +159,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(rates_lie_between_the_points_and_keep_the_time_below),
+        cmocka_unit_test(rates_lie_between_the_widths_and_stay_outside),
         cmocka_unit_test(profiles_are_found_by_card_and_network),
         cmocka_unit_test(measured_steps_of_one_card_come_out),
         cmocka_unit_test(slower_networks_make_no_step_shorter),

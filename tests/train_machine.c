@@ -15,8 +15,8 @@
 static const char small[] = "name: a\n"
                             "date: \"2026-11-28\"\n"
                             "device: cpu\n"
-                            "products: {source: s, tflops_by_rows: {128: 0.06, 1024: 0.07}}\n"
-                            "attention: {source: s, tflops_by_length: {175: 0.03}}\n"
+                            "products: {source: s, tflops: {384: {128: 0.06, 1024: 0.07}}}\n"
+                            "attention: {source: s, tflops: {64: {175: 0.03}}}\n"
                             "memory: {source: s, copy: 10, elementwise: 7, update: 16}\n"
                             "launch: {source: s, kernel_us: 2, collective_us: 0}\n"
                             "near: {source: s, hop_us: 5, gather: 5, reduce: 4}\n"
@@ -39,7 +39,8 @@ static void built_in_profiles_survive_a_file(void **state)
         assert_ok(machine_builtin(&m, names[i]));
         assert_ok(machine_format(&m, &text, &bytes));
         assert_ok(machine_parse(&back, text, bytes, "x.yaml"));
-        check_close(back.products.points[0].per_second, m.products.points[0].per_second);
+        check_close(back.products.of[0].curve.points[0].per_second,
+                    m.products.of[0].curve.points[0].per_second);
         check_close(back.near.gather_per_second, m.near.gather_per_second);
         check_close(back.far.hop_seconds + 1, m.far.hop_seconds + 1);
         check_close(back.launch_seconds, m.launch_seconds);
@@ -57,9 +58,11 @@ static void a_file_gives_its_numbers_in_their_units(void **state)
     struct machine m;
     (void)state;
     assert_ok(machine_parse(&m, small, sizeof small - 1, "small.yaml"));
-    assert_int_equal(m.products.count, 2);
-    assert_int_equal(m.products.points[1].at, 1024);
-    check_close(m.products.points[1].per_second, 70e9);
+    assert_int_equal(m.products.count, 1);
+    assert_int_equal(m.products.of[0].width, 384);
+    assert_int_equal(m.products.of[0].curve.count, 2);
+    assert_int_equal(m.products.of[0].curve.points[1].at, 1024);
+    check_close(m.products.of[0].curve.points[1].per_second, 70e9);
     check_close(m.update_per_second, 16e9);
     check_close(m.launch_seconds, 2e-6);
     check_close(m.near.hop_seconds, 5e-6);
@@ -104,11 +107,19 @@ static void what_is_wrong_is_named_with_file_line_and_key(void **state)
         {"near", "near: {source: \"x\n", "m.yaml:"},
         {"near", "near: {source: s, hop_us: 1, gather: 1e13, reduce: 4}\n", "found \"1e13\""},
         {"device", "device: tpu\n", "device: expected cpu or cuda, found \"tpu\""},
-        {"products", "products: {source: s, tflops_by_rows: {128: 1, 128: 2}}\n",
+        {"products", "products: {source: s, tflops: {64: {128: 1, 128: 2}}}\n", "keys must ascend"},
+        {"products", "products: {source: s, tflops: {64: {8: 1}, 32: {8: 1}}}\n",
          "keys must ascend"},
-        {"products", "products: {source: s, tflops_by_rows: {many: 1}}\n",
+        {"products", "products: {source: s, tflops: {64: {many: 1}}}\n",
          "expected a whole number above 0 as key"},
-        {"products", "products: {source: s}\n", "products.tflops_by_rows is missing"},
+        {"products", "products: {source: s, tflops: {wide: {8: 1}}}\n",
+         "expected a whole number above 0 as key"},
+        {"products", "products: {source: s, tflops: {8: 1}}\n",
+         "m.yaml:4: products.tflops.8: expected rates by width, then by size"},
+        {"products",
+         "products: {source: s, tflops: {1: {8: 1}, 2: {8: 1}, 3: {8: 1}, 4: {8: 1}, 5: {8: 1}}}\n",
+         "at most 4 widths"},
+        {"products", "products: {source: s}\n", "products.tflops is missing"},
         {"slow_down", "slow_down: {source: s, near: 0}\nfar: {source: s, hop_us: 1, gather: 1}\n",
          "far.reduce is missing"},
         {"slow_down", "slow_down: {source: s, near: 0}\n--- {}\n", "a second document"},

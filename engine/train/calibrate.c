@@ -5,7 +5,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { REPEATS = 7, MIN_MS = 4, MAX_CALLS = 4096 };
+enum { REPEATS = 7, MIN_MS = 4, MAX_CALLS = 4096, GRAPH_CALLS = 16 };
 
 /* NCCL's own figure of a hop (src/graph/tuning.cc, ring, Simple over NVLink): ranks of one size
  * cannot tell a call's fixed part from that of its hops. */
@@ -34,14 +34,19 @@ static double thread_ms(void)
     return (double)now.tv_sec * 1e3 + (double)now.tv_nsec * 1e-6;
 }
 
-static enum status time_calls(struct bench *b, double *ms, int calls,
-                              enum status (*run)(struct bench *b))
+/* What is timed: calls of @run, or a graph of them. */
+struct repeated {
+    enum status (*run)(struct bench *b);
+    struct graph *graph; /* NULL: @run itself */
+};
+
+static enum status time_calls(struct bench *b, double *ms, int calls, const struct repeated *what)
 {
     TRY(comm_barrier(b->comm));
     double before = thread_ms();
     TRY(device_timer_record(&b->begin, b->s));
     for (int i = 0; i < calls; i++)
-        TRY(run(b));
+        TRY(what->graph != NULL ? graph_launch(b->s, what->graph) : what->run(b));
     TRY(device_timer_record(&b->end, b->s));
     TRY(stream_sync(b->s));
     TRY(device_timer_elapsed_ms(&b->begin, &b->end, ms));
@@ -62,17 +67,17 @@ out:
     return st;
 }
 
-enum status bench_time(struct bench *b, double *seconds, enum status (*run)(struct bench *b))
+static enum status time_repeats(struct bench *b, double *seconds, const struct repeated *what)
 {
     double ms[REPEATS];
     int calls = 1;
-    TRY(time_calls(b, &ms[0], 1, run)); /* the first one also loads code and touches memory */
-    TRY(time_calls(b, &ms[0], 1, run));
+    TRY(time_calls(b, &ms[0], 1, what)); /* the first one also loads code and touches memory */
+    TRY(time_calls(b, &ms[0], 1, what));
     if (ms[0] < MIN_MS)
         calls = ms[0] * MAX_CALLS > MIN_MS ? (int)(MIN_MS / ms[0]) + 1 : MAX_CALLS;
     TRY(bench_same(b, &calls));
     for (int i = 0; i < REPEATS; i++) {
-        TRY(time_calls(b, &ms[i], calls, run));
+        TRY(time_calls(b, &ms[i], calls, what));
         for (int k = i; k > 0 && ms[k] < ms[k - 1]; k--) {
             double t = ms[k];
             ms[k] = ms[k - 1];
@@ -81,6 +86,38 @@ enum status bench_time(struct bench *b, double *seconds, enum status (*run)(stru
     }
     *seconds = ms[REPEATS / 2] * 1e-3 / calls;
     return ST_OK;
+}
+
+enum status bench_time(struct bench *b, double *seconds, enum status (*run)(struct bench *b))
+{
+    return time_repeats(b, seconds, &(struct repeated){.run = run});
+}
+
+static enum status capture(struct bench *b, struct repeated *what)
+{
+    enum status st = ST_OK;
+    TRY(what->run(b)); /* what the first call loads cannot be captured */
+    TRY(stream_sync(b->s));
+    TRY(stream_capture_begin(b->s));
+    for (int i = 0; i < GRAPH_CALLS && st == ST_OK; i++)
+        st = what->run(b);
+    enum status ended = stream_capture_end(b->s, &what->graph);
+    TRY(st);
+    return ended;
+}
+
+enum status bench_time_compute(struct bench *b, double *seconds,
+                               enum status (*run)(struct bench *b))
+{
+    struct repeated what = {.run = run};
+    if (!b->device->asynchronous)
+        return bench_time(b, seconds, run);
+    enum status st = capture(b, &what);
+    if (st == ST_OK)
+        st = time_repeats(b, seconds, &what);
+    *seconds /= GRAPH_CALLS;
+    graph_close(&what.graph);
+    return st;
 }
 
 /* ---- from seconds to rates ------------------------------------------------------------------- */
@@ -101,23 +138,32 @@ out:
     return st;
 }
 
+static void add_point(struct machine_table *t, int64_t width, int64_t at, double per_second)
+{
+    if (t->count == 0 || t->of[t->count - 1].width != width)
+        t->of[t->count++].width = width;
+    struct machine_curve *c = &t->of[t->count - 1].curve;
+    c->points[c->count].at = at;
+    c->points[c->count++].per_second = per_second;
+}
+
 static void rates_of_compute(struct machine *m, const struct calibrate_sizes *z,
                              const struct calibrate_times *t, double element)
 {
-    double C = (double)z->channels, F = (double)z->ffn, T = (double)z->elementwise_rows;
-    for (int i = 0; i < CALIBRATE_ROWS; i++) {
-        m->products.points[i].at = z->rows[i];
-        m->products.points[i].per_second = 3 * 2 * (double)z->rows[i] * C * F / t->product[i];
+    double C = (double)z->channels, F = 4 * C, T = (double)z->elementwise_rows;
+    for (int w = 0; w < CALIBRATE_WIDTHS; w++) {
+        double width = (double)z->widths[w];
+        for (int i = 0; i < CALIBRATE_ROWS; i++)
+            add_point(&m->products, z->widths[w], z->rows[i],
+                      3 * 2 * (double)z->rows[i] * width * 4 * width / t->product[w][i]);
     }
-    m->products.count = CALIBRATE_ROWS;
-    for (int i = 0; i < CALIBRATE_LENGTHS; i++) {
-        double length = (double)z->lengths[i];
-        double sequences = (double)(z->attention_rows / z->lengths[i]);
-        m->attention.points[i].at = z->lengths[i];
-        m->attention.points[i].per_second =
-            3 * 4 * C * length * length * sequences / t->attention[i];
-    }
-    m->attention.count = CALIBRATE_LENGTHS;
+    for (int h = 0; h < CALIBRATE_HEADS; h++)
+        for (int i = 0; i < CALIBRATE_LENGTHS; i++) {
+            double length = (double)z->lengths[i];
+            double sequences = (double)(z->attention_rows / z->lengths[i]);
+            add_point(&m->attention, z->heads[h], z->lengths[i],
+                      3 * 4 * C * length * length * sequences / t->attention[h][i]);
+        }
     m->elementwise_per_second = (4 * 4 * C + 6 * F) * T * element / t->elementwise;
     m->update_per_second = (double)z->update_numel * (element < 4 ? 2 * 2 + 28 : 28) / t->update;
     m->memory_per_second = (double)z->update_numel * 12 / t->copy;
@@ -160,7 +206,7 @@ static void say_sources(struct machine *m, const struct bench *b, int threads)
     else
         snprintf(ranks, sizeof ranks, "%d GPUs", world);
     const char *const what[MACHINE_GROUPS] = {
-        [MACHINE_PRODUCTS] = "linear layer, three products",
+        [MACHINE_PRODUCTS] = "linear layer to four times its width, three products",
         [MACHINE_ATTENTION] = "forward and backward, dropout 0.1",
         [MACHINE_MEMORY] = "copy: a sum of two arrays; elementwise: GELU and residual norms; "
                            "update: AdamW",
@@ -174,10 +220,8 @@ static void say_sources(struct machine *m, const struct bench *b, int threads)
     };
     for (int g = 0; g < MACHINE_GROUPS; g++)
         if (what[g] != NULL)
-            snprintf(m->source[g], sizeof m->source[g],
-                     "measured by tessera calibrate, %s, "
-                     "%" PRId64 " channels: %s",
-                     ranks, b->sizes.channels, what[g]);
+            snprintf(m->source[g], sizeof m->source[g], "measured by tessera calibrate, %s: %s",
+                     ranks, what[g]);
     if (world == 1)
         snprintf(m->source[MACHINE_NEAR], sizeof m->source[MACHINE_NEAR],
                  "one rank: nothing was measured, this is memory's copy");
@@ -186,10 +230,24 @@ static void say_sources(struct machine *m, const struct bench *b, int threads)
 static struct calibrate_sizes sizes_for(const struct device *device)
 {
     if (device->asynchronous)
-        return (struct calibrate_sizes){1024, 4096, {512, 2048, 8192}, {128, 384},
-                                        4608, 4096, 32 << 20,          64 << 20};
-    return (struct calibrate_sizes){512, 2048, {128, 512, 2048}, {128, 384},
-                                    768, 1024, 4 << 20,          8 << 20};
+        return (struct calibrate_sizes){.widths = {768, 1024, 4096},
+                                        .rows = {512, 1408, 2816, 5632, 11264},
+                                        .heads = {32, 64},
+                                        .lengths = {128, 384},
+                                        .channels = 1024,
+                                        .attention_rows = 4608,
+                                        .elementwise_rows = 4096,
+                                        .update_numel = 32 << 20,
+                                        .link_numel = 64 << 20};
+    return (struct calibrate_sizes){.widths = {256, 384, 768},
+                                    .rows = {64, 128, 256, 512, 1024},
+                                    .heads = {32, 64},
+                                    .lengths = {128, 384},
+                                    .channels = 512,
+                                    .attention_rows = 768,
+                                    .elementwise_rows = 1024,
+                                    .update_numel = 4 << 20,
+                                    .link_numel = 8 << 20};
 }
 
 enum status calibrate_rank(struct machine *m, struct device *device, struct comm *comm,

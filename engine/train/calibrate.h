@@ -5,14 +5,16 @@
  * that they share memory and caches as they do in a step. A number of the profile is made from the
  * mean over ranks of the median of a few repeats:
  *
- *     products     a linear layer C -> 4 C: forward, gradient of data, gradient of weights
- *     attention    forward and backward at two lengths, dropout 0.1
+ *     products     a linear layer C -> 4 C of several widths: forward, gradient of data, gradient of
+ *                  weights
+ *     attention    forward and backward at two lengths, dropout 0.1, for narrow and wide heads
  *     memory       what a block does beside products (GELU, two residual norms); AdamW; a sum
- *     launch       many tiny operations in a row, on a GPU replayed from a graph
+ *     launch       many tiny operations in a row
  *     near         all_gather and reduce_scatter, of a few bytes and of many MiB
  *     slow_down    products with and without collectives beside them (GPUs)
  *
- * It takes a few seconds.
+ * On a GPU operations are replayed from graphs, as steps are: their launches are "launch" alone.
+ * It takes some ten seconds.
  */
 #ifndef ENGINE_TRAIN_CALIBRATE_H
 #define ENGINE_TRAIN_CALIBRATE_H
@@ -23,11 +25,13 @@
 
 C_BEGIN
 
-enum { CALIBRATE_ROWS = 3, CALIBRATE_LENGTHS = 2 };
+enum { CALIBRATE_WIDTHS = 3, CALIBRATE_ROWS = 5, CALIBRATE_HEADS = 2, CALIBRATE_LENGTHS = 2 };
 
-/* How much is measured; rows and lengths ascend. */
+/* How much is measured; each array ascends. */
 struct calibrate_sizes {
-    int64_t channels, ffn, rows[CALIBRATE_ROWS], lengths[CALIBRATE_LENGTHS];
+    int64_t widths[CALIBRATE_WIDTHS], rows[CALIBRATE_ROWS];     /* of products */
+    int64_t heads[CALIBRATE_HEADS], lengths[CALIBRATE_LENGTHS]; /* of attention */
+    int64_t channels; /* of all but products, not above the last width; multiples of all heads */
     int64_t attention_rows, elementwise_rows, update_numel, link_numel;
 };
 
@@ -49,8 +53,8 @@ MUST_CHECK enum status calibrate_rank(struct machine *m, struct device *device, 
 
 /* Seconds, but for what is said. */
 struct calibrate_times {
-    double product[CALIBRATE_ROWS];
-    double attention[CALIBRATE_LENGTHS];
+    double product[CALIBRATE_WIDTHS][CALIBRATE_ROWS];
+    double attention[CALIBRATE_HEADS][CALIBRATE_LENGTHS];
     double elementwise, update, copy, launch;
     double gather_small, gather_large, reduce_small, reduce_large;
     double alone, beside, collectives; /* products alone, with collectives beside; these alone */
@@ -73,9 +77,12 @@ struct bench {
     struct links *links;        /* of calibrate_links.c */
 };
 
-/** bench_time() - the median of a few repeats of what @run issues on b->s. All ranks together. */
+/** bench_time() - the median of a few repeats of what @run issues on b->s. All ranks together.
+ * bench_time_compute() - of operations alone, no collective: on a GPU replayed from a graph. */
 MUST_CHECK enum status bench_time(struct bench *b, double *seconds,
                                   enum status (*run)(struct bench *b));
+MUST_CHECK enum status bench_time_compute(struct bench *b, double *seconds,
+                                          enum status (*run)(struct bench *b));
 
 /** bench_same() - rank 0's count to all: they must make the same calls. */
 MUST_CHECK enum status bench_same(struct bench *b, int *count);
@@ -87,7 +94,7 @@ MUST_CHECK enum status bench_take(struct bench *b, void **out, size_t bytes);
 MUST_CHECK enum status calibrate_compute(struct bench *b, struct calibrate_times *times);
 void calibrate_compute_close(struct bench *b);
 
-/** bench_products() - the three products of the linear layer with the most rows. */
+/** bench_products() - the three products of the widest linear layer with the most rows. */
 MUST_CHECK enum status bench_products(struct bench *b);
 
 MUST_CHECK enum status calibrate_links(struct bench *b, struct calibrate_times *times,

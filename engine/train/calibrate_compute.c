@@ -4,20 +4,20 @@
 #include "engine/ops/ops.h"
 #include "engine/train/calibrate.h"
 
-enum { HEAD_WIDTH = 64, POSITIONS = 512, TINY = 256, TINY_CALLS = 200, NOISE = 1 << 18 };
+enum { POSITIONS = 512, TINY = 256, TINY_CALLS = 200, NOISE = 1 << 18 };
 
 /* What the ops work on; tensors have room for the most rows. */
 struct stage {
     struct sequences q;
     int32_t *index, *host_index; /* device memory behind q's arrays; the same, pinned, owned */
     int64_t most_rows, rows;     /* rows: of the op that is timed */
-    int64_t channels, ffn, update_numel;
+    int64_t most_channels, channels, heads; /* the latter two also */
+    int64_t update_numel;
     struct step_state *state; /* device memory */
     float *noise;             /* device memory */
     void *x, *y, *z, *wide, *wide2, *qkv, *dqkv, *lse, *stats, *gamma, *beta, *w, *param;
     float *dgamma, *dbeta, *dw, *dbias;
-    float *adam[4];      /* master, m, v, gradient */
-    struct graph *graph; /* owned; TINY_CALLS tiny operations */
+    float *adam[4]; /* master, m, v, gradient */
 };
 
 static struct tensor rows_of(struct bench *b, void *data, int64_t columns)
@@ -84,9 +84,9 @@ static enum status make_workspace(struct bench *b)
 {
     const struct stage *g = b->stage;
     struct op_limits limits = {.rows = g->most_rows,
-                               .channels = g->channels,
-                               .ffn = g->ffn,
-                               .heads = g->channels / HEAD_WIDTH,
+                               .channels = g->most_channels,
+                               .ffn = 4 * g->most_channels,
+                               .heads = g->most_channels / b->sizes.heads[0],
                                .sequences = g->most_rows,
                                .max_length = POSITIONS,
                                .vocab_rows = TINY,
@@ -98,7 +98,7 @@ static enum status make_workspace(struct bench *b)
 static enum status make_tensors(struct bench *b)
 {
     struct stage *g = b->stage;
-    int64_t T = g->most_rows, C = g->channels, F = g->ffn;
+    int64_t T = g->most_rows, C = g->most_channels, F = 4 * C;
     const struct {
         void **data;
         int64_t numel;
@@ -115,7 +115,7 @@ static enum status make_tensors(struct bench *b)
                        {&g->param, g->update_numel}};
     for (size_t i = 0; i < sizeof activations / sizeof *activations; i++)
         TRY(take_noise(b, activations[i].data, activations[i].numel));
-    TRY(bench_take(b, &g->lse, (size_t)(C / HEAD_WIDTH * T) * sizeof(float)));
+    TRY(bench_take(b, &g->lse, (size_t)(C / b->sizes.heads[0] * T) * sizeof(float)));
     TRY(bench_take(b, &g->stats, (size_t)(2 * T) * sizeof(float)));
     TRY(bench_take(b, (void **)&g->dw, (size_t)(F * C) * sizeof *g->dw));
     TRY(bench_take(b, (void **)&g->dbias, (size_t)F * sizeof *g->dbias));
@@ -184,7 +184,7 @@ static struct dropout drop(struct bench *b)
 static enum status run_products(struct bench *b)
 {
     struct stage *g = b->stage;
-    int64_t C = g->channels, F = g->ffn;
+    int64_t C = g->channels, F = 4 * C;
     const struct tensor none = {0};
     struct tensor w = tensor_2d(g->w, b->device->param_dtype, F, C);
     TRY(op_linear_forward(b->s, rows_of(b, g->wide, F), rows_of(b, g->x, C), w, none));
@@ -197,7 +197,7 @@ static enum status run_attention(struct bench *b)
 {
     struct stage *g = b->stage;
     int64_t C = g->channels;
-    int heads = (int)(C / HEAD_WIDTH);
+    int heads = (int)g->heads;
     struct tensor qkv = rows_of(b, g->qkv, 3 * C), out = rows_of(b, g->y, C);
     struct tensor lse = tensor_2d(g->lse, DTYPE_F32, heads, g->rows);
     TRY(op_attention_forward(b->s, out, lse, qkv, &g->q, heads, drop(b)));
@@ -209,7 +209,7 @@ static enum status run_attention(struct bench *b)
 static enum status run_elementwise(struct bench *b)
 {
     struct stage *g = b->stage;
-    int64_t C = g->channels, F = g->ffn;
+    int64_t C = g->channels, F = 4 * C;
     const struct tensor none = {0};
     struct tensor gamma = vector_of(b, g->gamma), beta = vector_of(b, g->beta);
     struct tensor dgamma = tensor_1d(g->dgamma, DTYPE_F32, C);
@@ -256,43 +256,46 @@ static enum status run_copy(struct bench *b)
 
 static enum status run_tiny(struct bench *b)
 {
-    if (b->stage->graph != NULL)
-        return graph_launch(b->s, b->stage->graph);
     for (int i = 0; i < TINY_CALLS; i++)
         TRY(sum_of(b, TINY));
     return ST_OK;
 }
 
-/* On a GPU steps are replayed from graphs. */
-static enum status capture_tiny(struct bench *b)
+static enum status time_products(struct bench *b, struct calibrate_times *t)
 {
-    struct graph *graph = NULL;
-    TRY(stream_capture_begin(b->s));
-    enum status st = run_tiny(b);
-    enum status ended = stream_capture_end(b->s, &graph);
-    b->stage->graph = graph;
-    TRY(st);
-    return ended;
+    const struct calibrate_sizes *z = &b->sizes;
+    for (int w = 0; w < CALIBRATE_WIDTHS; w++)
+        for (int i = 0; i < CALIBRATE_ROWS; i++) {
+            b->stage->channels = z->widths[w];
+            TRY(set_batch(b, z->rows[i], z->lengths[0]));
+            TRY(bench_time_compute(b, &t->product[w][i], run_products));
+        }
+    return ST_OK;
+}
+
+static enum status time_attention(struct bench *b, struct calibrate_times *t)
+{
+    const struct calibrate_sizes *z = &b->sizes;
+    for (int h = 0; h < CALIBRATE_HEADS; h++)
+        for (int i = 0; i < CALIBRATE_LENGTHS; i++) {
+            b->stage->heads = z->channels / z->heads[h];
+            TRY(set_batch(b, z->attention_rows, z->lengths[i]));
+            TRY(bench_time_compute(b, &t->attention[h][i], run_attention));
+        }
+    return ST_OK;
 }
 
 static enum status time_all(struct bench *b, struct calibrate_times *t)
 {
     const struct calibrate_sizes *z = &b->sizes;
-    for (int i = 0; i < CALIBRATE_ROWS; i++) {
-        TRY(set_batch(b, z->rows[i], z->lengths[0]));
-        TRY(bench_time(b, &t->product[i], run_products));
-    }
-    for (int i = 0; i < CALIBRATE_LENGTHS; i++) {
-        TRY(set_batch(b, z->attention_rows, z->lengths[i]));
-        TRY(bench_time(b, &t->attention[i], run_attention));
-    }
+    TRY(time_products(b, t));
+    b->stage->channels = z->channels;
+    TRY(time_attention(b, t));
     TRY(set_batch(b, z->elementwise_rows, z->lengths[0]));
-    TRY(bench_time(b, &t->elementwise, run_elementwise));
-    TRY(bench_time(b, &t->update, run_update));
-    TRY(bench_time(b, &t->copy, run_copy));
-    if (b->device->asynchronous)
-        TRY(capture_tiny(b));
-    TRY(bench_time(b, &t->launch, run_tiny));
+    TRY(bench_time_compute(b, &t->elementwise, run_elementwise));
+    TRY(bench_time_compute(b, &t->update, run_update));
+    TRY(bench_time_compute(b, &t->copy, run_copy));
+    TRY(bench_time_compute(b, &t->launch, run_tiny));
     t->launch /= TINY_CALLS;
     return ST_OK;
 }
@@ -307,13 +310,14 @@ enum status calibrate_compute(struct bench *b, struct calibrate_times *times)
     const struct calibrate_sizes *z = &b->sizes;
     struct stage *g = NULL;
     TRY(pool_take(&b->pool, &g, sizeof *g));
-    g->channels = z->channels;
-    g->ffn = z->ffn;
+    g->most_channels = z->widths[CALIBRATE_WIDTHS - 1];
+    ASSERT(z->channels <= g->most_channels);
     g->update_numel = z->update_numel;
     g->most_rows = z->rows[CALIBRATE_ROWS - 1];
     b->stage = g;
     TRY(make_all(b));
     TRY(time_all(b, times));
+    g->channels = g->most_channels; /* for bench_products() */
     return set_batch(b, g->most_rows, z->lengths[0]);
 }
 
@@ -321,7 +325,6 @@ void calibrate_compute_close(struct bench *b)
 {
     if (b->stage == NULL)
         return;
-    graph_close(&b->stage->graph);
     device_free_host(b->device, (void **)&b->stage->host_index);
     b->s->workspace = NULL;
     b->s->workspace_bytes = 0;

@@ -60,7 +60,7 @@ static enum status time_slow_down(struct bench *b, struct calibrate_times *t)
 {
     int products = 0;
     TRY(bench_time(b, &t->collectives, run_beside));
-    products = (int)(3 * t->collectives / t->product[CALIBRATE_ROWS - 1]) + 1;
+    products = (int)(3 * t->collectives / t->product[CALIBRATE_WIDTHS - 1][CALIBRATE_ROWS - 1]) + 1;
     TRY(bench_same(b, &products));
     b->links->products = products < MOST_BESIDE ? products : MOST_BESIDE;
     TRY(bench_time(b, &t->beside, run_beside));

@@ -30,14 +30,15 @@ struct stage_plans {
     struct account account[STAGES];
     int64_t rows, numel, units;
     bool from_data;
-    struct batch_size mean; /* micro-batch of the data; no tokens without data */
+    int64_t steps;            /* that the data makes of this run */
+    struct sampler_mean mean; /* its micro-batches; zeros without data */
     const struct plan_target *target;
     struct forecast forecast[STAGES]; /* with a machine */
 };
 
 /* The longest batches that the run will meet; 0 without data. */
 static enum status rows_of_data(const struct run_config *config, int world_size, int64_t *train,
-                                int64_t *eval, struct batch_size *mean)
+                                int64_t *eval, struct stage_plans *p)
 {
     enum status st = ST_OK;
     struct run_data data = {0};
@@ -47,8 +48,8 @@ static enum status rows_of_data(const struct run_config *config, int world_size,
              sampler_init(&sampler, data.train.rows, data.train.count, world_size,
                           (int)config->train.grad_accum, config->train.micro_batch,
                           (uint64_t)config->train.seed));
-    *train =
-        sampler_max_tokens(&sampler, trainer_total_steps(config, data.train.count, world_size));
+    p->steps = trainer_total_steps(config, data.train.count, world_size);
+    *train = sampler_max_tokens(&sampler, p->steps);
     *eval = evaluator_max_rows(&data.eval, config->eval.micro_batch);
     int64_t rows = evaluator_max_rows(&data.train, config->eval.micro_batch);
     if (config->eval.train_samples > 0 && rows > *eval)
@@ -56,15 +57,19 @@ static enum status rows_of_data(const struct run_config *config, int world_size,
     /* None of either is planned as one row, as training does; 0 would ask for the most possible. */
     *train = *train > 0 ? *train : 1;
     *eval = *eval > 0 ? *eval : 1;
-    for (int64_t i = 0; i < data.train.count; i++) {
-        double share = (double)config->train.micro_batch / (double)data.train.count;
-        mean->tokens += data.train.rows[i] * share;
-        mean->squared_lengths += (double)data.train.rows[i] * data.train.rows[i] * share;
-    }
+    p->mean = sampler_mean(&sampler, p->steps);
 out:
     sampler_release(&sampler);
     run_data_release(&data);
     return st;
+}
+
+/* What a step computes: the step waits for the fullest rank; captured tensors have their class's
+ * rows. */
+static struct batch_size mean_batch(const struct stage_plans *p, const struct device *device)
+{
+    return (struct batch_size){device->fixed_rows ? p->mean.rows : p->mean.fullest,
+                               p->mean.squared_lengths};
 }
 
 static enum status plan_stages(struct stage_plans *p, const struct run_config *config,
@@ -73,7 +78,7 @@ static enum status plan_stages(struct stage_plans *p, const struct run_config *c
     int64_t train_rows = 0, eval_rows = 0;
     int world_size = (int)config->train.ranks;
     if (from_data)
-        TRY(rows_of_data(config, world_size, &train_rows, &eval_rows, &p->mean));
+        TRY(rows_of_data(config, world_size, &train_rows, &eval_rows, p));
     p->from_data = from_data;
     for (int stage = 0; stage < STAGES; stage++) {
         struct setup setup;
@@ -90,7 +95,7 @@ static enum status plan_stages(struct stage_plans *p, const struct run_config *c
             st = forecast_step(&p->forecast[stage], &setup, &p->plan[stage].programs[PROGRAM_STEP],
                                &p->target->machine,
                                (struct simulate_world){world_size, p->target->nodes, 1},
-                               from_data ? p->mean : forecast_batch(&setup));
+                               from_data ? mean_batch(p, device) : forecast_batch(&setup));
         setup_release(&setup);
         TRY(st);
     }
@@ -105,9 +110,15 @@ static size_t packing_loss(const struct account *a)
 static void print_json(const struct stage_plans *p, const struct run_config *config)
 {
     out("{\"world_size\":%" PRId64 ",\"micro_batch\":%" PRId64 ",\"grad_accum\":%" PRId64
-        ",\"rows\":%" PRId64 ",\"rows_from\":\"%s\",\"parameters\":%" PRId64 ",\"stages\":[",
+        ",\"rows\":%" PRId64 ",\"rows_from\":\"%s\",\"parameters\":%" PRId64,
         config->train.ranks, config->train.micro_batch, config->train.grad_accum, p->rows,
         p->from_data ? "data" : "micro_batch * max_length", p->numel);
+    if (p->from_data)
+        out(",\"steps\":%" PRId64 ",\"mean_micro_batch\":{\"tokens\":%.2f,"
+            "\"tokens_of_fullest_rank\":%.2f,\"rows_of_length_class\":%.2f,"
+            "\"squared_lengths\":%.2f}",
+            p->steps, p->mean.tokens, p->mean.fullest, p->mean.rows, p->mean.squared_lengths);
+    out(",\"stages\":[");
     for (int stage = 0; stage < STAGES; stage++) {
         const struct account *a = &p->account[stage];
         out("%s{\"zero_stage\":%d,\"bytes\":{", stage > 0 ? "," : "", stage);

@@ -8,13 +8,13 @@ struct batch_size forecast_batch(const struct setup *setup)
 }
 
 struct simulate_rates forecast_rates(const struct machine *m, const struct unit_work *units,
-                                     struct batch_size micro)
+                                     double width, double head, struct batch_size micro)
 {
     double length = micro.tokens > 0 ? micro.squared_lengths / micro.tokens : 0;
     return (struct simulate_rates){
         .units = units,
-        .product_flops_per_second = machine_curve_at(&m->products, micro.tokens),
-        .attention_flops_per_second = machine_curve_at(&m->attention, length),
+        .product_flops_per_second = machine_table_at(&m->products, width, micro.tokens),
+        .attention_flops_per_second = machine_table_at(&m->attention, head, length),
         .elementwise_per_second = m->elementwise_per_second,
         .update_per_second = m->update_per_second,
         .memory_per_second = m->memory_per_second,
@@ -51,7 +51,9 @@ enum status forecast_step(struct forecast *out, const struct setup *setup,
     TRY(mem_alloc(&units, sizeof *units * (size_t)setup->model.unit_count));
     for (int u = 0; u < setup->model.unit_count; u++)
         units[u] = model_unit_work(&setup->model, u, micro);
-    struct simulate_rates rates = forecast_rates(machine, units, micro);
+    double width = (double)setup->model.dims.hidden;
+    struct simulate_rates rates =
+        forecast_rates(machine, units, width, width / (double)setup->model.dims.heads, micro);
     TRY_GOTO(st, out, simulate_program(&r, step, &rates, world));
     *out = (struct forecast){r.seconds, r.compute_seconds, r.collective_seconds, r.exposed_seconds};
 out:

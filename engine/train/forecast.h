@@ -41,10 +41,10 @@ MUST_CHECK enum status forecast_check(const struct machine *machine, struct simu
 
 /**
  * forecast_rates() - the machine's rates for units that do @units (one a unit of the program).
- * @micro: chooses from the curves.
+ * @width, @head: channels of the model and of a head; with @micro they choose from the tables.
  */
 struct simulate_rates forecast_rates(const struct machine *machine, const struct unit_work *units,
-                                     struct batch_size micro);
+                                     double width, double head, struct batch_size micro);
 
 C_END
 

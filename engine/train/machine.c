@@ -35,8 +35,9 @@ static const struct {
                  "update: measured, BERT-large, 3.43 ms; copy: update is 97% of it, measured; "
                  "elementwise: derived, H200's times 3.35 / 4.8 TB/s of the data sheets",
                  "", "", "", ""},
-      .products = {{{1408, 458e12}, {2816, 619e12}, {11136, 615e12}}, 3},
-      .attention = {{{175, 80e12}, {2048, 287e12}}, 2},
+      .products = {{{768, {{{1408, 458e12}}, 1}}, {1024, {{{2816, 619e12}, {11136, 615e12}}, 2}}},
+                   2},
+      .attention = {{{64, {{{175, 80e12}, {2048, 287e12}}, 2}}}, 1},
       .memory_per_second = 3.0e12,
       .elementwise_per_second = 1.54e12,
       .update_per_second = 2.92e12,
@@ -55,8 +56,9 @@ static const struct {
                  "measured: copy; elementwise, GELU and LayerNorm of BERT-large at 2,816 rows; "
                  "update, 97% of copy on H100",
                  "", "", "", ""},
-      .products = {{{1408, 503e12}, {2816, 680e12}, {11136, 676e12}}, 3},
-      .attention = {{{175, 80e12}, {2048, 287e12}}, 2},
+      .products = {{{768, {{{1408, 503e12}}, 1}}, {1024, {{{2816, 680e12}, {11136, 676e12}}, 2}}},
+                   2},
+      .attention = {{{64, {{{175, 80e12}, {2048, 287e12}}, 2}}}, 1},
       .memory_per_second = 4.2e12,
       .elementwise_per_second = 2.2e12,
       .update_per_second = 4.07e12,
@@ -76,8 +78,9 @@ static const struct {
                  "derived: H200's times 600 / 900 GB/s of the data sheets; hop: NCCL's own model "
                  "of a ring (src/graph/tuning.cc, Simple over NVLink)",
                  "", "near: derived, as H200's; far: assumed, 16 of 108 multiprocessors"},
-      .products = {{{1408, 159e12}, {2816, 215e12}, {11136, 213e12}}, 3},
-      .attention = {{{175, 25e12}, {2048, 197e12}}, 2},
+      .products = {{{768, {{{1408, 159e12}}, 1}}, {1024, {{{2816, 215e12}, {11136, 213e12}}, 2}}},
+                   2},
+      .attention = {{{64, {{{175, 25e12}, {2048, 197e12}}, 2}}}, 1},
       .memory_per_second = 1.78e12,
       .elementwise_per_second = 0.93e12,
       .update_per_second = 1.73e12,
@@ -93,8 +96,8 @@ static const struct {
       .source = {"measured: linear layers 64 to 79 GFLOP/s", "measured: 31 to 38 GFLOP/s",
                  "measured: update; elementwise, GELU 4 and 8, LayerNorm 15 GB/s; copy: as update",
                  "assumed", "assumed: the copies are those of memory", "", "nothing is hidden"},
-      .products = {{{128, 64e9}, {2048, 75e9}}, 2},
-      .attention = {{{175, 34e9}}, 1},
+      .products = {{{768, {{{128, 64e9}, {2048, 75e9}}, 2}}}, 1},
+      .attention = {{{64, {{{175, 34e9}}, 1}}}, 1},
       .memory_per_second = 16e9,
       .elementwise_per_second = 7e9,
       .update_per_second = 16e9,
@@ -138,6 +141,21 @@ double machine_curve_at(const struct machine_curve *curve, double at)
             return rate + (curve->points[i].per_second - rate) * (at - from) / (to - from);
     }
     return curve->points[curve->count - 1].per_second;
+}
+
+double machine_table_at(const struct machine_table *table, double width, double at)
+{
+    int last = table->count - 1, i = 0;
+    ASSERT(last >= 0);
+    while (i < last && width >= (double)table->of[i + 1].width)
+        i++;
+    double rate = machine_curve_at(&table->of[i].curve, at);
+    double from = (double)table->of[i].width;
+    if (i == last || width <= from)
+        return rate;
+    double to = (double)table->of[i + 1].width;
+    double next = machine_curve_at(&table->of[i + 1].curve, at);
+    return rate + (next - rate) * (width - from) / (to - from);
 }
 
 const char *machine_builtin_names(void)

@@ -7,12 +7,15 @@
  *     name: "NVIDIA H200 + 400 Gb/s InfiniBand"
  *     date: "2026-11-28"
  *     device: cuda                    # cpu: a rank does one instruction after the other
- *     products:                       # linear layers: TFLOP/s by rows (tokens of a micro-batch)
- *       source: "measured: ..."
- *       tflops_by_rows: {1408: 503, 2816: 680}
- *     attention:                      # by length of a sequence; backward counts twice forward
- *       source: "..."
- *       tflops_by_length: {175: 80, 2048: 287}
+ *     products:                       # linear layers: TFLOP/s by the model's width (hidden),
+ *       source: "measured: ..."       # then by rows (tokens of a micro-batch)
+ *       tflops:
+ *         768: {1408: 503}
+ *         1024: {2816: 680, 11136: 676}
+ *     attention:                      # by channels of a head, then by length of a sequence;
+ *       source: "..."                 # backward counts twice forward
+ *       tflops:
+ *         64: {175: 80, 2048: 287}
  *     memory:                         # GB/s, reads and writes together
  *       source: "..."
  *       copy: 4200
@@ -35,6 +38,7 @@
  *
  * "far" may be missing: then there is one node. Between two points rates are interpolated; below
  * the first one the time stays that of the first (rate in proportion), above the last the rate.
+ * Between two widths too; outside of them the nearest counts.
  */
 #ifndef ENGINE_TRAIN_MACHINE_H
 #define ENGINE_TRAIN_MACHINE_H
@@ -49,7 +53,12 @@
 
 C_BEGIN
 
-enum { MACHINE_NAME_BYTES = 128, MACHINE_SOURCE_BYTES = 512, MACHINE_POINTS = 16 };
+enum {
+    MACHINE_NAME_BYTES = 128,
+    MACHINE_SOURCE_BYTES = 512,
+    MACHINE_POINTS = 16,
+    MACHINE_WIDTHS = 4
+};
 
 enum machine_group {
     MACHINE_PRODUCTS,
@@ -70,11 +79,20 @@ struct machine_curve {
     int count;
 };
 
+/* A curve for each width, of the model or of its heads. */
+struct machine_table {
+    struct {
+        int64_t width; /* ascending */
+        struct machine_curve curve;
+    } of[MACHINE_WIDTHS];
+    int count;
+};
+
 struct machine {
     char name[MACHINE_NAME_BYTES], date[MACHINE_NAME_BYTES];
     enum device_kind device; /* cpu or cuda */
     char source[MACHINE_GROUPS][MACHINE_SOURCE_BYTES];
-    struct machine_curve products, attention;
+    struct machine_table products, attention;
     double memory_per_second, elementwise_per_second, update_per_second; /* bytes */
     double launch_seconds, call_seconds;
     struct simulate_link near, far; /* far.gather_per_second 0: there is no network */
@@ -83,6 +101,9 @@ struct machine {
 
 /** machine_curve_at() - operations a second at @at rows or length. */
 double machine_curve_at(const struct machine_curve *curve, double at);
+
+/** machine_table_at() - the same for a width. */
+double machine_table_at(const struct machine_table *table, double width, double at);
 
 /**
  * machine_builtin() - a profile by name: CARD or CARD+NETWORK, as in "h100+ib400".

@@ -44,25 +44,27 @@ static const struct number {
 
 enum { NUMBERS = sizeof numbers / sizeof *numbers };
 
+/* "tflops" of a group: a curve for each width. */
 static const struct {
     enum machine_group group;
-    const char *name;
     size_t offset;
-} curves[] = {
-    {MACHINE_PRODUCTS, "tflops_by_rows", offsetof(struct machine, products)},
-    {MACHINE_ATTENTION, "tflops_by_length", offsetof(struct machine, attention)},
+} tables[] = {
+    {MACHINE_PRODUCTS, offsetof(struct machine, products)},
+    {MACHINE_ATTENTION, offsetof(struct machine, attention)},
 };
 
-enum { CURVES = sizeof curves / sizeof *curves };
+static const char table_name[] = "tflops";
+
+enum { TABLES = sizeof tables / sizeof *tables };
 
 static double *number_at(struct machine *m, int i)
 {
     return (double *)(void *)((char *)m + numbers[i].offset);
 }
 
-static struct machine_curve *curve_at(struct machine *m, int i)
+static struct machine_table *table_at(struct machine *m, int i)
 {
-    return (struct machine_curve *)(void *)((char *)m + curves[i].offset);
+    return (struct machine_table *)(void *)((char *)m + tables[i].offset);
 }
 
 /* ---- reading --------------------------------------------------------------------------------- */
@@ -104,19 +106,42 @@ static enum status take_number(double *out, const struct reader *r, const struct
     return ST_OK;
 }
 
-static enum status take_point(struct machine_curve *c, const char *at, const struct reader *r,
-                              const struct yaml_pair *pair)
+/* A key of a map of numbers, which ascends. @last: the one before, 0 at first. */
+static enum status take_key(int64_t *key, const char *text, int64_t last, const struct reader *r,
+                            const struct yaml_pair *pair)
 {
-    int64_t key = 0;
-    if (!text_to_int(&key, at) || key < 1)
+    if (!text_to_int(key, text) || *key < 1)
         return FAIL(INVALID, "%s:%d: %s: expected a whole number above 0 as key", r->file,
                     pair->line, pair->path);
-    if (c->count > 0 && key <= c->points[c->count - 1].at)
+    if (*key <= last)
         return FAIL(INVALID, "%s:%d: %s: keys must ascend", r->file, pair->line, pair->path);
+    return ST_OK;
+}
+
+/* @key: "WIDTH.AT". */
+static enum status take_point(struct machine_table *t, const char *key, const struct reader *r,
+                              const struct yaml_pair *pair)
+{
+    char text[32];
+    int64_t width = 0, at = 0, last = t->count > 0 ? t->of[t->count - 1].width : 0;
+    size_t length = strcspn(key, ".");
+    if (key[length] != '.')
+        return FAIL(INVALID, "%s:%d: %s: expected rates by width, then by size", r->file,
+                    pair->line, pair->path);
+    snprintf(text, sizeof text, "%.*s", (int)(length < 31 ? length : 31), key);
+    TRY(take_key(&width, text, last > 0 ? last - 1 : 0, r, pair)); /* or the last one again */
+    if (width != last) {
+        if (t->count == MACHINE_WIDTHS)
+            return FAIL(INVALID, "%s:%d: %s: at most %d widths", r->file, pair->line, pair->path,
+                        MACHINE_WIDTHS);
+        t->of[t->count++].width = width;
+    }
+    struct machine_curve *c = &t->of[t->count - 1].curve;
+    TRY(take_key(&at, key + length + 1, c->count > 0 ? c->points[c->count - 1].at : 0, r, pair));
     if (c->count == MACHINE_POINTS)
         return FAIL(INVALID, "%s:%d: %s: at most %d points", r->file, pair->line, pair->path,
                     MACHINE_POINTS);
-    c->points[c->count].at = key;
+    c->points[c->count].at = at;
     return take_number(&c->points[c->count++].per_second, r, pair, 1e12, false);
 }
 
@@ -152,14 +177,13 @@ static enum status take_in_group(struct reader *r, const struct yaml_pair *pair,
         TRY(once(&r->has_number[i], r, pair));
         return take_number(number_at(m, i), r, pair, numbers[i].unit, numbers[i].may_be_zero);
     }
-    for (int i = 0; i < CURVES; i++) {
-        size_t length = strlen(curves[i].name);
-        if (curves[i].group == group && strncmp(rest, curves[i].name, length) == 0 &&
+    size_t length = strlen(table_name);
+    for (int i = 0; i < TABLES; i++)
+        if (tables[i].group == group && strncmp(rest, table_name, length) == 0 &&
             rest[length] == '.')
-            return take_point(curve_at(m, i), rest + length + 1, r, pair);
-    }
-    return FAIL(INVALID, "%s:%d: unknown key \"%s\"; engine/train/machine.h describes the file",
-                r->file, pair->line, pair->path);
+            return take_point(table_at(m, i), rest + length + 1, r, pair);
+    return FAIL(INVALID, "%s:%d: unknown key \"%s\"; tessera calibrate writes a file anew", r->file,
+                pair->line, pair->path);
 }
 
 static enum status take_pair(void *context, const struct yaml_pair *pair)
@@ -181,8 +205,8 @@ static enum status take_pair(void *context, const struct yaml_pair *pair)
         if (rest != NULL)
             return take_in_group(r, pair, (enum machine_group)g, rest);
     }
-    return FAIL(INVALID, "%s:%d: unknown key \"%s\"; engine/train/machine.h describes the file",
-                r->file, pair->line, pair->path);
+    return FAIL(INVALID, "%s:%d: unknown key \"%s\"; tessera calibrate writes a file anew", r->file,
+                pair->line, pair->path);
 }
 
 /* All of "far" may be missing, and what is slowed down by it. */
@@ -204,10 +228,10 @@ static enum status check_complete(const struct reader *r)
     for (int g = 0; g < MACHINE_GROUPS; g++)
         if (!r->has_source[g] && (far || g != MACHINE_FAR))
             return FAIL(INVALID, "%s: %s.source is missing", r->file, group_names[g]);
-    for (int i = 0; i < CURVES; i++)
-        if (curve_at(r->machine, i)->count == 0)
-            return FAIL(INVALID, "%s: %s.%s is missing", r->file, group_names[curves[i].group],
-                        curves[i].name);
+    for (int i = 0; i < TABLES; i++)
+        if (table_at(r->machine, i)->count == 0)
+            return FAIL(INVALID, "%s: %s.%s is missing", r->file, group_names[tables[i].group],
+                        table_name);
     return ST_OK;
 }
 
@@ -266,18 +290,25 @@ static void put_number(struct text_buffer *w, const char *indent, const char *ke
     text_put(w, "%s%s: %.6g\n", indent, key, value);
 }
 
+static void put_table(struct text_buffer *w, const struct machine_table *t)
+{
+    text_put(w, "  %s:\n", table_name);
+    for (int i = 0; i < t->count; i++) {
+        const struct machine_curve *c = &t->of[i].curve;
+        text_put(w, "    %" PRId64 ":\n", t->of[i].width);
+        for (int k = 0; k < c->count; k++)
+            text_put(w, "      %" PRId64 ": %.6g\n", c->points[k].at,
+                     c->points[k].per_second / 1e12);
+    }
+}
+
 static void put_group(struct text_buffer *w, struct machine *m, enum machine_group group)
 {
     text_put(w, "%s:\n", group_names[group]);
     put_text(w, "  ", "source", m->source[group]);
-    for (int i = 0; i < CURVES; i++) {
-        if (curves[i].group != group)
-            continue;
-        text_put(w, "  %s:\n", curves[i].name);
-        const struct machine_curve *c = curve_at(m, i);
-        for (int k = 0; k < c->count; k++)
-            text_put(w, "    %" PRId64 ": %.6g\n", c->points[k].at, c->points[k].per_second / 1e12);
-    }
+    for (int i = 0; i < TABLES; i++)
+        if (tables[i].group == group)
+            put_table(w, table_at(m, i));
     for (int i = 0; i < NUMBERS; i++)
         if (numbers[i].group == group)
             put_number(w, "  ", numbers[i].name, *number_at(m, i) / numbers[i].unit);

@@ -126,3 +126,22 @@ int64_t sampler_max_tokens(struct sampler *s, int64_t steps)
     }
     return most;
 }
+
+struct sampler_mean sampler_mean(struct sampler *s, int64_t steps)
+{
+    struct sampler_mean mean = {0};
+    double micros = (double)steps * s->grad_accum;
+    for (int64_t step = 0; step < steps; step++) {
+        int64_t tokens = 0;
+        double squared = 0;
+        sampler_enter(s, step);
+        sampler_work(s, &tokens, &squared);
+        mean.tokens += (double)tokens / s->world_size / micros;
+        mean.squared_lengths += squared / s->world_size / micros;
+        for (int m = 0; m < s->grad_accum; m++) {
+            mean.fullest += (double)sampler_tokens(s, m) / micros;
+            mean.rows += (double)sampler_class(s, m) / micros;
+        }
+    }
+    return mean;
+}

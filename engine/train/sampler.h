@@ -65,6 +65,16 @@ int64_t sampler_foreseen(const struct sampler *s, int64_t steps);
  */
 int64_t sampler_max_tokens(struct sampler *s, int64_t steps);
 
+/* A micro-batch of one rank, on average. */
+struct sampler_mean {
+    double tokens, squared_lengths; /* of a rank */
+    double fullest;                 /* tokens of the rank that has most */
+    double rows;                    /* of the length class */
+};
+
+/** sampler_mean() - over all micro-batches of steps [0, steps); zeros without steps. */
+struct sampler_mean sampler_mean(struct sampler *s, int64_t steps);
+
 C_END
 
 #endif

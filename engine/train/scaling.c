@@ -16,6 +16,7 @@ struct workload {
     struct unit_bytes *bytes;
     size_t *slots;
     int unit_count;
+    double width, head; /* channels of the model and of a head */
     struct batch_size micro;
 };
 
@@ -38,6 +39,8 @@ static enum status open_bert(struct workload *w, int ranks, int stage)
     struct device *device = NULL;
     enum status st = ST_OK;
     config_defaults(&config);
+    w->width = 1024;
+    w->head = 64;
     config.model.hidden = 1024;
     config.model.layers = 24;
     config.model.heads = 16;
@@ -114,6 +117,8 @@ static enum status open_decoder(struct workload *w, int ranks, int stage)
     size_t units = (size_t)decoder.layers + 2;
     double length = decoder.length;
     w->unit_count = (int)units;
+    w->width = decoder.channels;
+    w->head = 128;
     w->micro = (struct batch_size){decoder.sequences * length, decoder.sequences * length * length};
     TRY(mem_alloc(&w->units, sizeof *w->units * units));
     TRY(mem_alloc(&w->program_units, sizeof *w->program_units * units));
@@ -180,7 +185,7 @@ enum status scaling_forecast(struct scaling_step *out, const struct scaling_case
     TRY_GOTO(st, out,
              c->model == SCALING_BERT_LARGE ? open_bert(&w, world.ranks, c->zero_stage)
                                             : open_decoder(&w, world.ranks, c->zero_stage));
-    struct simulate_rates rates = forecast_rates(&machine, w.units, w.micro);
+    struct simulate_rates rates = forecast_rates(&machine, w.units, w.width, w.head, w.micro);
     TRY_GOTO(st, out, simulate_program(&r, &w.program, &rates, world));
     *out = (struct scaling_step){
         .forecast = {r.seconds, r.compute_seconds, r.collective_seconds, r.exposed_seconds},
