@@ -138,6 +138,7 @@ static void the_stage_follows_from_the_memory_to_the_byte(void **state)
     assert_int_equal(q.stage[0], 0);
     assert_non_null(strstr(q.reason[0], "of 0, 1, 2, 3, which fit in the 1.000 TiB"));
     assert_non_null(strstr(q.reason[0], "0 sends least"));
+    assert_non_null(strstr(q.reason[0], "tessera calibrate measures them"));
 }
 
 static void the_poorest_rank_decides_for_all(void **state)
@@ -188,6 +189,7 @@ static void a_measured_machine_predicts_the_fastest(void **state)
     (void)state;
     static struct question q;
     static struct machine m;
+    struct device *device = NULL;
     char path[700];
     q.config = a_model();
     assert_ok(machine_builtin(&m, "h100"));
@@ -201,6 +203,13 @@ static void a_measured_machine_predicts_the_fastest(void **state)
     set_free(&q, (size_t)1 << 40);
     ask(&q);
     assert_non_null(strstr(q.reason[0], "is predicted to be the fastest, with "));
+    assert_non_null(strstr(q.reason[0], "(rates: your own, but of NVIDIA H100 80GB HBM3; "));
+    assert_ok(device_open(&device, DEVICE_CPU, PRECISION_AUTO, 0, 1));
+    snprintf(m.name, sizeof m.name, "%s", device->name);
+    device_close(&device);
+    assert_ok(machine_write(&m, path));
+    ask(&q);
+    assert_non_null(strstr(q.reason[0], "(rates: your own of "));
     assert_int_equal(remove(path), 0);
 }
 

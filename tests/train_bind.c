@@ -10,6 +10,7 @@
 
 #include "comm/bind.h"
 #include "comm/network.h"
+#include "comm/topology.h"
 #include "engine/base/arena.h"
 #include "engine/base/file.h"
 #include "engine/device/workers.h"
@@ -256,15 +257,22 @@ static int count_of(const char *text)
     return count;
 }
 
-static void b95_the_start_says_where_each_rank_is(void **state)
+static void b95_the_start_says_where_each_rank_is_and_how_fast_memory_is(void **state)
 {
     (void)state;
     train("none", 1, "train.seed=1");
     process_expect(&ran, 0, NULL, "not bound");
     assert_int_equal(count_of(" warn "), 0);
+    assert_int_equal(count_of("bandwidth"), 0);
     need_cpus(2);
     train("auto", 2, "train.seed=1");
     process_expect(&ran, 0, NULL, " of node ");
+    assert_int_equal(count_of("run: bandwidth: host memory "), 1);
+    assert_int_equal(count_of(" GB/s, the slowest of 2 ranks"), 1);
+    struct topology t = {0};
+    assert_ok(topology_read(&t));
+    assert_int_equal(count_of("one memory node: binding memory gains nothing"), t.node_count == 1);
+    topology_release(&t);
     assert_int_equal(count_of("not bound"), 0);
     struct file_text json = {0};
     assert_ok(file_read(&json, scratch_at(&scratch, "out/topology.json")));
@@ -374,7 +382,7 @@ int main(void)
                                   set_free),
         cmocka_unit_test(a_binding_that_fails_leaves_the_thread_as_it_was),
         cmocka_unit_test(results_are_the_same_bits_bound_and_unbound),
-        cmocka_unit_test(b95_the_start_says_where_each_rank_is),
+        cmocka_unit_test(b95_the_start_says_where_each_rank_is_and_how_fast_memory_is),
         cmocka_unit_test(a_bind_that_fails_is_one_warning_and_no_error),
         cmocka_unit_test(ranks_of_mpiexec_are_bound_too),
         cmocka_unit_test(nccl_is_told_of_near_nics_unless_somebody_has),

@@ -162,9 +162,62 @@ static void a_name_is_a_file_or_built_in(void **state)
     scratch_remove(&scratch);
 }
 
+/* The names that the driver gives: those of other boards with the chip have no profile. */
+static void a_card_finds_its_profile_by_the_drivers_name(void **state)
+{
+    static const struct {
+        const char *card, *profile; /* NULL: there is none */
+    } cases[] = {{"NVIDIA H100 80GB HBM3", "h100"},
+                 {"NVIDIA H200", "h200"},
+                 {"NVIDIA A100-SXM4-80GB", "a100"},
+                 {"NVIDIA A100-SXM4-40GB", "a100"},
+                 {"NVIDIA H100 PCIe", NULL},
+                 {"NVIDIA H200 NVL", NULL},
+                 {"NVIDIA H20", NULL},
+                 {"one core of an AMD EPYC, OpenBLAS Zen", NULL},
+                 {"", NULL}};
+    struct scratch scratch;
+    struct machine m, right;
+    enum machine_match match;
+    char path[600];
+    (void)state;
+    scratch_make(&scratch);
+    assert_int_equal(setenv("XDG_CACHE_HOME", scratch_at(&scratch, "."), 1), 0);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        bool known = cases[i].profile != NULL;
+        assert_int_equal(machine_builtin_card(&m, cases[i].card), known);
+        assert_ok(machine_for(&m, &match, DEVICE_CUDA, cases[i].card));
+        assert_int_equal(match, known ? MACHINE_BUILTIN : MACHINE_NONE);
+        if (!known)
+            continue;
+        assert_ok(machine_builtin(&right, cases[i].profile));
+        assert_string_equal(m.name, right.name);
+        check_close(m.update_per_second, right.update_per_second);
+        assert_true(m.source[MACHINE_NEAR][0] != '\0');
+    }
+    /* What the user has measured goes before it, but not what was measured on another card. */
+    assert_ok(machine_user_path(path, sizeof path, DEVICE_CUDA));
+    *strrchr(path, '/') = '\0';
+    assert_ok(file_make_dirs(path));
+    assert_ok(machine_user_path(path, sizeof path, DEVICE_CUDA));
+    m = right;
+    snprintf(m.name, sizeof m.name, "NVIDIA H200, 400 Gb/s InfiniBand");
+    assert_ok(machine_write(&m, path));
+    assert_ok(machine_for(&m, &match, DEVICE_CUDA, "NVIDIA H200"));
+    assert_int_equal(match, MACHINE_OWN);
+    assert_ok(machine_for(&m, &match, DEVICE_CUDA, "NVIDIA H100 80GB HBM3"));
+    assert_int_equal(match, MACHINE_BUILTIN);
+    assert_ok(machine_for(&m, &match, DEVICE_CUDA, "NVIDIA H200 NVL"));
+    assert_int_equal(match, MACHINE_OTHER);
+    assert_ok(machine_for(&m, &match, DEVICE_CUDA, "NVIDIA L4"));
+    assert_int_equal(match, MACHINE_OTHER);
+    scratch_remove(&scratch);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_card_finds_its_profile_by_the_drivers_name),
         cmocka_unit_test(built_in_profiles_survive_a_file),
         cmocka_unit_test(a_file_gives_its_numbers_in_their_units),
         cmocka_unit_test(what_is_wrong_is_named_with_file_line_and_key),

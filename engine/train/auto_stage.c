@@ -57,13 +57,43 @@ out:
 }
 
 /* The profile of this machine, if it says anything of these ranks. */
-static enum status find_machine(struct machine *m, bool *found, const struct trainer *t, int nodes)
+struct known {
+    struct machine machine;
+    enum machine_match match; /* MACHINE_NONE: nothing is predicted */
+    char source[256];         /* whose rates, in brackets behind the reason */
+};
+
+static void say_source(struct known *k, const char *device, enum machine_match match)
 {
-    TRY(machine_default(m, found, t->device->fixed_rows ? DEVICE_CUDA : DEVICE_CPU));
-    if (nodes > 1 && !(m->far.gather_per_second > 0))
-        *found = false;
-    if (t->comm->world_size % nodes != 0)
-        *found = false;
+    if (match == MACHINE_OWN)
+        snprintf(k->source, sizeof k->source, "rates: your own of %.80s", device);
+    else if (match == MACHINE_BUILTIN)
+        snprintf(k->source, sizeof k->source, "rates: built in for %.80s", device);
+    else if (match == MACHINE_OTHER)
+        snprintf(k->source, sizeof k->source,
+                 "rates: your own, but of %.80s; tessera calibrate measures this %.80s",
+                 k->machine.name, device);
+    else
+        snprintf(k->source, sizeof k->source,
+                 "no step times: no rates of %.80s are known, tessera calibrate measures them",
+                 device);
+}
+
+static enum status find_machine(struct known *k, const struct trainer *t, int nodes)
+{
+    bool cuda = t->device->fixed_rows;
+    TRY(machine_for(&k->machine, &k->match, cuda ? DEVICE_CUDA : DEVICE_CPU, t->device->name));
+    say_source(k, t->device->name, k->match);
+    if (k->match == MACHINE_NONE)
+        return ST_OK;
+    bool far = nodes > 1 && !(k->machine.far.gather_per_second > 0);
+    if (!far && t->comm->world_size % nodes == 0)
+        return ST_OK;
+    k->match = MACHINE_NONE;
+    snprintf(k->source, sizeof k->source,
+             far ? "no step times: no network is in the rates of %.80s"
+                 : "no step times: the nodes of %.80s are not alike",
+             k->machine.name);
     return ST_OK;
 }
 
@@ -87,7 +117,7 @@ static enum status no_stage_fits(const struct fit *fits, size_t room_bytes)
 }
 
 static void explain(char out[STAGE_REASON_BYTES], const struct fit *fits, const struct fit *best,
-                    size_t room_bytes)
+                    size_t room_bytes, const char *source)
 {
     char room[32], stages[32] = "";
     for (int i = 0; i < FIT_STAGES; i++)
@@ -103,13 +133,13 @@ static void explain(char out[STAGE_REASON_BYTES], const struct fit *fits, const 
     else if (best->step_seconds > 0)
         snprintf(out, STAGE_REASON_BYTES,
                  "zero stage auto: of %s, which fit in the %s that a rank has for its arena, %d is "
-                 "predicted to be the fastest, with %.2f ms a step",
-                 stages, room, best->stage, best->step_seconds * 1e3);
+                 "predicted to be the fastest, with %.2f ms a step (%s)",
+                 stages, room, best->stage, best->step_seconds * 1e3, source);
     else
         snprintf(out, STAGE_REASON_BYTES,
                  "zero stage auto: of %s, which fit in the %s that a rank has for its arena, %d "
-                 "sends least, %.1f MiB a step",
-                 stages, room, best->stage, (double)best->sent_bytes / 1048576.0);
+                 "sends least, %.1f MiB a step (%s)",
+                 stages, room, best->stage, (double)best->sent_bytes / 1048576.0, source);
 }
 
 /* What rank 0 says. */
@@ -122,17 +152,16 @@ static enum status choose(struct answer *a, const struct trainer *t, const struc
                           int64_t train_rows, int64_t eval_rows)
 {
     struct fit fits[FIT_STAGES];
-    struct machine machine;
-    bool known = false;
+    struct known known;
     size_t beside = 0;
-    memset(&machine, 0, sizeof machine);
-    TRY(find_machine(&machine, &known, t, shares->nodes));
+    memset(&known, 0, sizeof known);
+    TRY(find_machine(&known, t, shares->nodes));
     struct fit_question q = {.config = t->config,
                              .device = t->device,
                              .world_size = t->comm->world_size,
                              .train_rows = train_rows,
                              .eval_rows = eval_rows,
-                             .machine = known ? &machine : NULL,
+                             .machine = known.match != MACHINE_NONE ? &known.machine : NULL,
                              .nodes = shares->nodes};
     TRY(fit_copy_bytes(&beside, &q));
     beside += t->device->fixed_rows ? AUTO_STAGE_CARD : AUTO_STAGE_PROCESS;
@@ -143,7 +172,7 @@ static enum status choose(struct answer *a, const struct trainer *t, const struc
     if (best == NULL)
         return no_stage_fits(fits, q.room_bytes);
     a->stage = best->stage;
-    explain(a->reason, fits, best, q.room_bytes);
+    explain(a->reason, fits, best, q.room_bytes, known.source);
     return ST_OK;
 }
 

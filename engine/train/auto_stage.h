@@ -3,8 +3,9 @@
  *
  * The memory that a rank has is what is free on its card; on CPUs what the system and control
  * groups leave, divided by the ranks of the machine. The least of all ranks counts. Less what comes
- * beside the arena (below), it is the room for the plans of fit.h; rank 0 chooses, with this user's
- * machine profile if there is one (machine_default()), and all ranks take its answer.
+ * beside the arena (below), it is the room for the plans of fit.h; rank 0 chooses, with the rates
+ * of this user's machine profile or those built in for its card (machine_for()), and all ranks take
+ * its answer. Without rates the stage that sends least counts as the fastest.
  */
 #ifndef ENGINE_TRAIN_AUTO_STAGE_H
 #define ENGINE_TRAIN_AUTO_STAGE_H

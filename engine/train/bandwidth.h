@@ -4,9 +4,10 @@
  *     host     one thread copies between two buffers of a node's memory
  *     device   copies between pinned memory of a node and a GPU, both ways
  *
- * Each measures in a thread of its own, which is bound to the CPUs and the node and ends; the
- * caller stays as it is. What was copied is compared before a figure is given. A copy of n bytes on
- * the host reads n and writes n: the figure counts both. To or from a device it counts n.
+ * Between nodes each measures in a thread of its own, which is bound to the CPUs and the node and
+ * ends; the caller stays as it is. What was copied is compared before a figure is given. A copy of
+ * n bytes on the host reads n and writes n: the figure counts both. To or from a device it counts
+ * n.
  */
 #ifndef ENGINE_TRAIN_BANDWIDTH_H
 #define ENGINE_TRAIN_BANDWIDTH_H
@@ -39,6 +40,22 @@ MUST_CHECK enum status bandwidth_host(struct bandwidth *b, const struct topology
  * Also ST_DEVICE; ST_UNSUPPORTED without CUDA. */
 MUST_CHECK enum status bandwidth_device(struct bandwidth *b, const struct topology *t, int index,
                                         int to);
+
+struct binding;
+struct comm;
+struct device;
+
+/**
+ * bandwidth_report() - a glance at the start of a run: each rank, where it is bound, copies a few
+ * MiB in its memory and to and from its GPU, and rank 0 says what the slowest reached.
+ *
+ *     bandwidth: host memory 12.1, host to GPU 54.0, GPU to host 53.1 GB/s, the slowest of 8 ranks
+ *
+ * All ranks call it; some 20 ms. A rank that cannot measure is left out. Return: ST_OK; errors of
+ * the exchange and ST_MEMORY.
+ */
+MUST_CHECK enum status bandwidth_report(const struct binding *binding, struct device *device,
+                                        struct comm *comm);
 
 C_END
 

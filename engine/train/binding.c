@@ -41,7 +41,8 @@ static void leave_unbound(struct binding *b, int cpus, const char *why)
 
 static void take_rank(struct binding *b, const struct topology *t, const struct affinity_rank *r)
 {
-    *b = (struct binding){.on = true, .cpus = r->cpus, .node = BIND_ANY_NODE};
+    *b = (struct binding){
+        .on = true, .cpus = r->cpus, .node = BIND_ANY_NODE, .nodes = t->node_count};
     if (r->node >= 0 && t->node_count > 1)
         b->node = t->nodes[r->node].number;
     affinity_format(t, r, b->where, sizeof b->where);

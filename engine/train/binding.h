@@ -32,6 +32,7 @@ struct binding { /* of one rank; plain memory */
     bool on;
     struct cpuset cpus;
     int node;          /* where its memory comes from; BIND_ANY_NODE */
+    int nodes;         /* of memory on its machine */
     char where[192];   /* "cores 0-7 of node 0", "on 2 cores, not bound"; for people */
     char network[192]; /* what NCCL was told; "": nothing */
     char problem[256]; /* why it is not bound although it should be; "": all is well */

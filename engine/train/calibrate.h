@@ -5,7 +5,7 @@
  * that they share memory and caches as they do in a step. A number of the profile is made from the
  * mean over ranks of the median of a few repeats:
  *
- *     products     a linear layer C -> 4 C of several widths: forward, gradient of data, gradient of
+ *     products     a linear layer C -> 4 C, several widths: forward, gradient of data, gradient of
  *                  weights
  *     attention    forward and backward at two lengths, dropout 0.1, for narrow and wide heads
  *     memory       what a block does beside products (GELU, two residual norms); AdamW; a sum

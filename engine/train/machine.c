@@ -184,16 +184,35 @@ bool machine_add_network(struct machine *m, const char *name)
     return false;
 }
 
+/* The card's sources, where it has none of its own, are those of NVLink. */
+static void take_card(struct machine *m, int card)
+{
+    *m = cards[card].machine;
+    set_source(m, MACHINE_LAUNCH, nvlink_calls);
+    set_source(m, MACHINE_NEAR, nvlink4);
+    set_source(m, MACHINE_SLOW_DOWN, nvlink_slow);
+}
+
+bool machine_builtin_card(struct machine *m, const char *card)
+{
+    if (strcmp(card, "NVIDIA A100-SXM4-40GB") == 0) /* but for the speed of its memory */
+        card = "NVIDIA A100-SXM4-80GB";
+    for (int i = 0; i < CARDS; i++) {
+        if (cards[i].machine.device != DEVICE_CUDA || strcmp(cards[i].machine.name, card) != 0)
+            continue;
+        take_card(m, i);
+        return true;
+    }
+    return false;
+}
+
 enum status machine_builtin(struct machine *m, const char *name)
 {
     size_t card_length = strcspn(name, "+");
     for (int i = 0; i < CARDS; i++) {
         if (strlen(cards[i].name) != card_length || strncmp(cards[i].name, name, card_length) != 0)
             continue;
-        *m = cards[i].machine;
-        set_source(m, MACHINE_LAUNCH, nvlink_calls);
-        set_source(m, MACHINE_NEAR, nvlink4);
-        set_source(m, MACHINE_SLOW_DOWN, nvlink_slow);
+        take_card(m, i);
         if (name[card_length] == '\0' || machine_add_network(m, name + card_length + 1))
             return ST_OK;
     }

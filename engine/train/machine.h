@@ -112,6 +112,10 @@ double machine_table_at(const struct machine_table *table, double width, double 
  */
 MUST_CHECK enum status machine_builtin(struct machine *m, const char *name);
 
+/** machine_builtin_card() - the built-in profile of a card by the driver's name of it, in full;
+ * false: there is none. A card of the same name on another board (PCIe, NVL) is another card. */
+bool machine_builtin_card(struct machine *m, const char *card);
+
 /** machine_add_network() - "ib50" to "ib400" as the links between nodes; false: no such name. */
 bool machine_add_network(struct machine *m, const char *name);
 
@@ -141,6 +145,19 @@ MUST_CHECK enum status machine_user_path(char *out, size_t bytes, enum device_ki
 
 /** machine_default() - the user's, if there is one. Return: as machine_read(). */
 MUST_CHECK enum status machine_default(struct machine *m, bool *found, enum device_kind device);
+
+/* Whose rates there are for a device. */
+enum machine_match {
+    MACHINE_NONE,    /* nobody's */
+    MACHINE_OWN,     /* its own, measured by this user */
+    MACHINE_BUILTIN, /* built in, for this kind of card */
+    MACHINE_OTHER,   /* this user has measured another kind */
+};
+
+/** machine_for() - the profile that says most of a device.
+ * @name: of the device, as struct device has it. Return: as machine_read(). */
+MUST_CHECK enum status machine_for(struct machine *m, enum machine_match *match,
+                                   enum device_kind device, const char *name);
 
 C_END
 

@@ -366,3 +366,20 @@ enum status machine_default(struct machine *m, bool *found, enum device_kind dev
     *found = true;
     return ST_OK;
 }
+
+enum status machine_for(struct machine *m, enum machine_match *match, enum device_kind device,
+                        const char *name)
+{
+    struct machine card;
+    bool found = false;
+    TRY(machine_default(m, &found, device));
+    *match = found ? MACHINE_OTHER : MACHINE_NONE;
+    size_t length = strcspn(m->name, ","); /* behind it may stand a library or a network */
+    if (found && length == strcspn(name, ",") && strncmp(m->name, name, length) == 0) {
+        *match = MACHINE_OWN;
+    } else if (device == DEVICE_CUDA && machine_builtin_card(&card, name)) {
+        *m = card;
+        *match = MACHINE_BUILTIN;
+    }
+    return ST_OK;
+}

@@ -8,6 +8,7 @@
 
 #include "comm/bind.h"
 #include "engine/base/log.h"
+#include "engine/train/bandwidth.h"
 #include "engine/train/checkpoint.h"
 #include "engine/train/gpu_log.h"
 #include "engine/train/interrupt.h"
@@ -94,6 +95,7 @@ static enum status banner(const struct trainer *t, const struct binding *b)
         log_info("run", "rank %d of %d  %s", r, world, all + (size_t)r * WHERE_BYTES);
     TRY_GOTO(st, out,
              binding_report(b, t->comm, t->metrics != NULL ? t->config->output.dir : NULL));
+    TRY_GOTO(st, out, bandwidth_report(b, t->device, t->comm));
     describe(t);
     if (t->comm->rank == 0)
         warn_of_casing(t);

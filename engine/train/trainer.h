@@ -22,7 +22,7 @@
 
 C_BEGIN
 
-enum { STAGE_REASON_BYTES = 256 };
+enum { STAGE_REASON_BYTES = 512 };
 enum { STEP_SLOTS = 2, NON_FINITE_LIMIT = 20 /* skipped steps in a row before giving up */ };
 
 /* Host memory of a step in flight. */
