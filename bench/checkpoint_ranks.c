@@ -2,20 +2,21 @@
  * Saving and loading a checkpoint with the code that training uses, when asked; for
  * bench/checkpoint/measure.py, which asks PyTorch in turn.
  *
- * usage: build/release/bench/checkpoint_ranks CHECKPOINT FOLDER RANKS
+ * usage: build/release/bench/checkpoint_ranks CHECKPOINT FOLDER RANKS [cpu|cuda]
  *        build/release/bench/checkpoint_ranks dump CHECKPOINT FILE
  *
  * dump writes all values end to end into FILE, and a JSON line a tensor to stdout. Else lines of
  * stdin are obeyed:
  *
- *     save          as between two steps; then wait for the files. Prints the new checkpoint too
+ *     save          as between two steps; then wait for the files. Prints the new checkpoint too.
+ *                   call_s: until the call returns; blocked_s: until the state may change
  *     load PATH     master weights, m and v of all ranks
- *     floor BYTES   what a save and a load cannot avoid: a copy of the state; planes and zstd
- *                   alone; a file of BYTES a rank, written and flushed, and read again from the
- *                   disk and from memory
+ *     floor BYTES   what a save and a load cannot avoid: a copy of the state to the host; planes
+ *                   and zstd alone; a file of BYTES a rank, written and flushed, and read again
+ *                   from the disk and from memory
  *
- * RANKS threads at stage 3, as `tessera train` has them. All ranks begin together; a time is that
- * of the last to be ready. Answers are JSON lines.
+ * RANKS threads at stage 3, as `tessera train` has them; with cuda one rank on the first GPU. All
+ * ranks begin together; a time is that of the last to be ready. Answers are JSON lines.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -89,16 +90,19 @@ static enum status save(struct trainer *t, int64_t step)
     TRY(comm_barrier(t->comm));
     double begun = clock_s();
     TRY(checkpointer_save(t->checkpointer, t));
+    double call = clock_s() - begun;
+    TRY(stream_sync(&t->device->streams[STREAM_COPY]));
     double blocked = clock_s() - begun;
     TRY(checkpointer_finish(t->checkpointer, t));
     double whole = clock_s() - begun;
+    TRY(latest(t, &call));
     TRY(latest(t, &blocked));
     TRY(latest(t, &whole));
     if (t->comm->rank != 0)
         return ST_OK;
-    out("{\"blocked_s\": %.6f, \"whole_s\": %.6f, \"path\": \"%s/checkpoints/step-%08" PRId64
-        "\"}\n",
-        blocked, whole, config.output.dir, step);
+    out("{\"call_s\": %.6f, \"blocked_s\": %.6f, \"whole_s\": %.6f, "
+        "\"path\": \"%s/checkpoints/step-%08" PRId64 "\"}\n",
+        call, blocked, whole, config.output.dir, step);
     return out_flush();
 }
 
@@ -121,8 +125,10 @@ static enum status load(struct trainer *t, const char *path)
 /* ---- the floor ------------------------------------------------------------------------------- */
 
 struct floor_run {
+    const struct trainer *t; /* borrowed */
     char path[CHECKPOINT_PATH_BYTES];
-    char *from, *to; /* owned; a rank's master, m and v */
+    char *from; /* owned, pinned; a rank's master, m and v */
+    char *to;   /* owned; a piece */
     size_t state_bytes;
     int64_t file_bytes;
     char *packed;                    /* owned; as large */
@@ -164,17 +170,19 @@ static enum status unpack_state(const struct floor_run *f)
     return ST_OK;
 }
 
-/* The values of this rank's shards, for packing. */
-static void take_state(const struct trainer *t, struct floor_run *f)
+/* The values of this rank's shards, also for packing. */
+static enum status copy_state(const struct floor_run *f)
 {
     char *at = f->from;
-    for (int u = 0; u < t->setup.model.unit_count; u++) {
-        struct shard_view view = executor_shard(&t->executor, u);
+    struct stream *s = &f->t->device->streams[STREAM_COPY];
+    for (int u = 0; u < f->t->setup.model.unit_count; u++) {
+        struct shard_view view = executor_shard(&f->t->executor, u);
         const float *from[] = {view.master, view.adam_m, view.adam_v};
         size_t bytes = sizeof(float) * (size_t)view.numel;
         for (int k = 0; k < 3; k++, at += bytes)
-            memcpy(at, from[k], bytes);
+            TRY(device_copy(s, at, from[k], bytes));
     }
+    return stream_sync(s);
 }
 
 static enum status write_file(const struct floor_run *f)
@@ -205,12 +213,6 @@ static enum status read_file(const struct floor_run *f, bool cold)
     if (fd >= 0)
         close(fd);
     return st;
-}
-
-static enum status copy_state(const struct floor_run *f)
-{
-    memcpy(f->to, f->from, f->state_bytes);
-    return ST_OK;
 }
 
 static enum status read_cold(const struct floor_run *f)
@@ -248,12 +250,12 @@ static enum status measure_floor(struct trainer *t, const struct floor_run *f)
 static enum status find_floor(struct trainer *t, int64_t bytes)
 {
     enum status st = ST_OK;
-    struct floor_run f = {.file_bytes = bytes};
+    struct floor_run f = {.t = t, .file_bytes = bytes};
     for (int u = 0; u < t->setup.model.unit_count; u++)
         f.state_bytes += 3 * sizeof(float) * (size_t)t->setup.layout.units[u].shard_numel;
     snprintf(f.path, sizeof f.path, "%.900s/floor-%d", config.output.dir, t->comm->rank);
-    TRY_GOTO(st, out, mem_alloc(&f.from, f.state_bytes));
-    TRY_GOTO(st, out, mem_alloc(&f.to, f.state_bytes));
+    TRY_GOTO(st, out, device_alloc_host(t->device, (void **)&f.from, f.state_bytes));
+    TRY_GOTO(st, out, mem_alloc(&f.to, PIECE_BYTES));
     TRY_GOTO(st, out, mem_alloc(&f.packed, f.state_bytes));
     TRY_GOTO(st, out, mem_alloc(&f.planes, PIECE_BYTES));
     TRY_GOTO(st, out, mem_alloc(&f.values, PIECE_BYTES));
@@ -262,13 +264,13 @@ static enum status find_floor(struct trainer *t, int64_t bytes)
     TRY_GOTO(st, out, chunk_compressor(&f.zstd, CHECKPOINT_LEVEL));
     if ((f.unzstd = ZSTD_createDCtx()) == NULL)
         TRY_GOTO(st, out, FAIL(MEMORY, "no memory for zstd"));
-    take_state(t, &f);
+    TRY_GOTO(st, out, copy_state(&f)); /* now all pages are there */
     TRY_GOTO(st, out, measure_floor(t, &f));
 out:
     unlink(f.path);
     ZSTD_freeCCtx(f.zstd);
     ZSTD_freeDCtx(f.unzstd);
-    mem_free(&f.from);
+    device_free_host(t->device, (void **)&f.from);
     mem_free(&f.to);
     mem_free(&f.packed);
     mem_free(&f.planes);
@@ -303,11 +305,11 @@ static enum status obey(void *context, struct trainer *t)
     }
 }
 
-static enum status run(const char *checkpoint, const char *folder, int ranks)
+static enum status run(const char *checkpoint, const char *folder, int ranks, bool cuda,
+                       char **argv)
 {
     enum status st;
     struct checkpoint file = {0};
-    struct run_data data = {0};
     const struct run_options options = {.quiet = true, .body = obey};
     TRY_GOTO(st, out, checkpoint_open(&file, checkpoint));
     TRY_GOTO(st, out, checkpoint_config(&config, &file));
@@ -316,6 +318,8 @@ static enum status run(const char *checkpoint, const char *folder, int ranks)
              path_join(config.checkpoint.resume, sizeof config.checkpoint.resume, "", checkpoint));
     int64_t batch = config.train.micro_batch * config.train.grad_accum * config.train.ranks;
     config.train.ranks = ranks;
+    config.train.device = cuda ? DEVICE_CUDA : DEVICE_CPU;
+    config.train.comm = COMM_AUTO;
     config.train.zero_stage = 3;
     config.train.grad_accum = 1;
     config.train.micro_batch = batch / ranks;
@@ -325,10 +329,8 @@ static enum status run(const char *checkpoint, const char *folder, int ranks)
     config.checkpoint.keep = 0;
     config.checkpoint.async = true;
     TRY_GOTO(st, out, config_check(&config));
-    TRY_GOTO(st, out, run_data_load(&data, &config, true));
-    TRY_GOTO(st, out, run_local(&config, &data, &options, NULL));
+    TRY_GOTO(st, out, run_launch(&config, &options, ranks, argv));
 out:
-    run_data_release(&data);
     checkpoint_close(&file);
     return st;
 }
@@ -380,8 +382,9 @@ int main(int argc, char **argv)
     log_set_level(LOG_WARN);
     if (argc == 4 && strcmp(argv[1], "dump") == 0)
         st = dump(argv[2], argv[3]);
-    else if (argc == 4)
-        st = run(argv[1], argv[2], (int)strtol(argv[3], NULL, 10));
+    else if (argc == 4 || argc == 5)
+        st = run(argv[1], argv[2], (int)strtol(argv[3], NULL, 10),
+                 argc == 5 && strcmp(argv[4], "cuda") == 0, argv);
     else
         out("SKIP: bench/checkpoint/measure.py runs this\n");
     if (st != ST_OK)

@@ -4,7 +4,7 @@
 #
 #     build/gpu/bin/       tessera, stripped, as are
 #     build/gpu/tests/     the cuda_* tests and
-#     build/gpu/bench/     the cuda_* benches
+#     build/gpu/bench/     the cuda_* benches and checkpoint_ranks
 #     build/gpu/lib/       the libraries that such a machine may lack (BLAS, YAML, JSON, ...)
 #     build/gpu/run        runs one with all found: build/gpu/run tessera train ...
 #
@@ -20,7 +20,7 @@ objects=build/carry
 out=build/gpu
 limit_kib=$((60 * 1024))
 
-programs=$(ls tests/cuda_*.c bench/cuda_*.c 2>/dev/null | sed 's/\.c$//')
+programs=$(ls tests/cuda_*.c bench/cuda_*.c bench/checkpoint_ranks.c 2>/dev/null | sed 's/\.c$//')
 targets=$objects/tessera
 for p in $programs; do
     targets="$targets $objects/$p"

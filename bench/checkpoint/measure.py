@@ -3,6 +3,7 @@
 
 usage: bench/checkpoint/measure.py [--folder build/bench-checkpoint] [--rounds 5] [--ranks 2]
                                    [--only sizes|saves] [--checkpoint PATH]
+       bench/checkpoint/measure.py --fsdp2 bench/gpu/bert-large.yaml [--device cuda] [--budget 100]
 
 1. Trains all-MiniLM-L6-v2 (scripts/minilm.sh) on two questions of each bundled SQuAD paragraph, as
    `make demo WEIGHTS=minilm` does: checkpoints of step 1, step 100 and the end. Minutes; done once.
@@ -14,23 +15,33 @@ usage: bench/checkpoint/measure.py [--folder build/bench-checkpoint] [--rounds 5
    before). Beside them the floor: copying the state, planes and zstd alone, writing and reading
    files of the same sizes. Shown are medians, with lowest and highest.
 
+--fsdp2: beside FSDP2 itself, on one rank. A model of that configuration trains 39 steps, without a save
+and with one behind the 20th: by how much longer the same steps take is how long training is held up.
+That checkpoint is then saved and loaded as in 3, and beside it the state of the same model in
+transformers under fully_shard with AdamW. Rounds end when the budget (seconds) is spent.
+
 What is loaded is compared on both sides. BENCH= names the folder of the programs
-(build/release-cpu/bench). Without torch in this Python, PyTorch is left out. Exit code 1: something
-failed or loaded values were wrong; that a goal was missed is only shown.
+(build/release-cpu/bench), TESSERA= and RUN= how to start tessera and them. Without torch in this Python,
+PyTorch is left out. Exit code 1: something failed or loaded values were wrong; that a goal was missed is
+only shown.
 """
 import argparse
 import gzip
 import json
 import os
+import re
+import shlex
 import shutil
 import socket
 import statistics
 import subprocess
 import sys
+import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
-TESSERA = os.environ.get("TESSERA", "./tessera")
+TESSERA = shlex.split(os.environ.get("TESSERA", "./tessera"))
+RUN = shlex.split(os.environ.get("RUN", ""))
 BENCH = os.environ.get("BENCH", "build/release-cpu/bench")
 WARMUP_STEPS = 34
 GOALS = {"blocked": 0.25, "save": 1.0, "load": 1.0, "ratio": 1.15}
@@ -55,7 +66,7 @@ def train(folder, name, *options):
     shutil.rmtree(out, ignore_errors=True)
     print(f"training: {out}", flush=True)
     subprocess.run(
-        [TESSERA, "train", "--config", "configs/minilm-squad.yaml", "--device", "cpu",
+        [*TESSERA, "train", "--config", "configs/minilm-squad.yaml", "--device", "cpu",
          "--zero-stage", "3", "--ranks", "2", "--set", "train.micro_batch=2",
          "--set", "train.grad_accum=1", "--set", "optim.lr=2e-4",
          "--set", f"optim.warmup_steps={WARMUP_STEPS}", "--set", f"data.train={folder}/train.json",
@@ -79,6 +90,34 @@ def checkpoints(folder):
             os.path.join(whole, last)]
 
 
+STEPS, SAVED_AT = 39, 20
+
+
+def step_ms(args, name, *options):
+    out = os.path.join(args.folder, name)
+    shutil.rmtree(out, ignore_errors=True)
+    done = subprocess.run(
+        [*TESSERA, "train", "--config", args.fsdp2, "--device", args.device, "--ranks", "1",
+         "--set", "output.model=false", "--set", "output.log_every=1", "--steps", str(STEPS),
+         "--output-dir", out, *options],
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+    if done.returncode != 0:
+        raise SystemExit(done.stderr)
+    with open(os.path.join(out, "metrics.jsonl"), encoding="utf-8") as f:
+        return out, {step["step"]: step["ms"] for step in map(json.loads, f) if "ms" in step}
+
+
+def held_up(args):
+    """Trains without a save and with one; returns its checkpoint."""
+    _, without = step_ms(args, "no-save")
+    out, with_one = step_ms(args, "one-save", "--checkpoint-every", str(SAVED_AT), "--keep", "0")
+    for name, steps in (("before", range(5, SAVED_AT)), ("from the save on", range(SAVED_AT, STEPS))):
+        plain, saved = (sum(ms[k] for k in steps) for ms in (without, with_one))
+        print(f"{args.fsdp2}: steps {steps[0]} to {steps[-1]}, {name}: {plain:.1f} ms without a save, "
+              f"{saved:.1f} ms with one behind step {SAVED_AT}", flush=True)
+    return os.path.join(out, "checkpoints", f"step-{SAVED_AT:08d}")
+
+
 # ---- the two sides -------------------------------------------------------------------------------
 
 class Side:
@@ -87,7 +126,11 @@ class Side:
     def __init__(self, commands):
         self.processes = [subprocess.Popen(c, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
                           for c in commands]
+        self.about = None
+
+    def ready(self):
         self.about = self.read()
+        return self
 
     def read(self):
         line = self.processes[0].stdout.readline()
@@ -111,12 +154,30 @@ def free_port():
         return s.getsockname()[1]
 
 
-def open_peer(raw, table, ranks):
+def open_peer(ranks, *state):
     if subprocess.run([sys.executable, "-c", "import torch"], stderr=subprocess.DEVNULL).returncode:
         return None
     port = free_port()
-    return Side([[sys.executable, os.path.join(HERE, "peer.py"), raw, table, str(r), str(ranks),
-                  str(port)] for r in range(ranks)])
+    return Side([[sys.executable, os.path.join(HERE, "peer.py"), str(r), str(ranks), str(port), *state]
+                 for r in range(ranks)])
+
+
+def open_sides(checkpoint, folder, args):
+    """Tessera's, PyTorch's or None, and the bytes of the state."""
+    ranks = 1 if args.fsdp2 else args.ranks
+    mine = [*RUN, f"{BENCH}/checkpoint_ranks"]
+    if args.fsdp2:
+        with open(args.fsdp2, encoding="utf-8") as f:
+            model = dict(re.findall(r"^  (hidden|layers|heads|ffn): (\d+)", f.read(), re.M))
+        peer = open_peer(ranks, "--bert", *(model[k] for k in ("hidden", "layers", "heads", "ffn")),
+                         "--device", args.device)
+    else:
+        raw, table = os.path.join(folder, "state.raw"), os.path.join(folder, "state.jsonl")
+        with open(table, "w") as f:
+            subprocess.run([*mine, "dump", checkpoint, raw], check=True, stdout=f)
+        peer = open_peer(ranks, "--raw", raw, table)
+    mine = Side([[*mine, checkpoint, os.path.join(folder, "tessera"), str(ranks), args.device]])
+    return mine.ready(), peer and peer.ready() # both start at the same time
 
 
 def drop_pages(folder):
@@ -132,15 +193,17 @@ def folder_bytes(folder):
 
 
 class Comparison:
-    def __init__(self, ranks, folder):
+    modes = ("default", "cached", "staged")
+
+    def __init__(self, ranks, folder, threads=(1, 2), places=("memory", "disk")):
         self.seen, self.ranks, self.folder = {}, ranks, folder
-        self.bytes = {}
+        self.threads, self.places, self.bytes = threads, places, {}
 
     def note(self, case, seconds):
         self.seen.setdefault(case, []).append(seconds)
 
     def loads(self, side, label, order, path):
-        for name in ("memory", "disk"):
+        for name in self.places:
             if name == "disk":
                 drop_pages(path)
             self.note(f"{label} load from {name}", side.ask(f"{order} {path}")["whole_s"])
@@ -148,6 +211,7 @@ class Comparison:
     def tessera(self, side):
         result = side.ask("save")
         self.note("tessera blocked", result["blocked_s"])
+        self.note("tessera call", result["call_s"])
         self.note("tessera save", result["whole_s"])
         self.bytes["tessera"] = folder_bytes(result["path"])
         self.loads(side, "tessera", "load", result["path"])
@@ -155,13 +219,14 @@ class Comparison:
 
     def torch(self, side):
         path = os.path.join(self.folder, "torch")
-        for threads in (1, 2):
+        shutil.rmtree(path, ignore_errors=True)
+        for threads in self.threads:
             shutil.rmtree(path, ignore_errors=True)
             result = side.ask(f"save {threads} {path}")
             self.note(f"torch save, {threads} threads", result["whole_s"])
         self.bytes["torch"] = folder_bytes(path)
         self.loads(side, "torch", "load 1", path)
-        for mode in ("default", "cached", "staged"):
+        for mode in self.modes:
             shutil.rmtree(path, ignore_errors=True)
             result = side.ask(f"async {mode} {path}")
             for name in ("call", "blocked", "whole"):
@@ -190,8 +255,8 @@ def print_cases(c):
 
 def print_ratios(c):
     """Tessera's time over PyTorch's, the best of its ways for each question."""
-    saves = [f"torch save, {n} threads" for n in (1, 2)]
-    whole = saves + [f"torch async {m} whole" for m in ("default", "cached", "staged")]
+    saves = [f"torch save, {n} threads" for n in c.threads]
+    whole = saves + [f"torch async {m} whole" for m in c.modes]
     rows = [("blocked, beside save", "tessera blocked", saves, "blocked"),
             ("blocked, beside async_save as it comes", "tessera blocked",
              ["torch async default blocked"], "blocked"),
@@ -199,9 +264,9 @@ def print_ratios(c):
              ["torch async cached blocked"], "blocked"),
             ("blocked, beside async_save that copies in a thread", "tessera blocked",
              ["torch async staged blocked"], "blocked"),
-            ("save until it is on the disk", "tessera save", whole, "save"),
-            ("load from memory", "tessera load from memory", ["torch load from memory"], "load"),
-            ("load from the disk", "tessera load from disk", ["torch load from disk"], "load")]
+            ("save until it is on the disk", "tessera save", whole, "save")]
+    rows += [(f"load from {place}", f"tessera load from {place}", [f"torch load from {place}"], "load")
+             for place in c.places]
     print("\n| | Tessera ms | PyTorch ms | ratio | at most |\n|---|---|---|---|---|")
     for name, mine, theirs, goal in rows:
         best = min(c.median(case) for case in theirs)
@@ -211,58 +276,97 @@ def print_ratios(c):
 
 
 def print_floor(c):
+    cases = [("blocked", "tessera blocked", ["copy"]),
+             ("save", "tessera save", ["copy", "pack", "tessera write"])]
+    cases += [(f"load from {place}", f"tessera load from {place}", [f"tessera {cache}", "unpack"])
+              for place, cache in (("memory", "warm"), ("disk", "cold")) if place in c.places]
     print("\n| Tessera | ms | floor | ms | reached |\n|---|---|---|---|---|")
-    for name, mine, parts in (
-            ("blocked", "tessera blocked", ["copy"]),
-            ("save", "tessera save", ["copy", "pack", "tessera write"]),
-            ("load from memory", "tessera load from memory", ["tessera warm", "unpack"]),
-            ("load from the disk", "tessera load from disk", ["tessera cold", "unpack"])):
+    for name, mine, parts in cases:
         floor = sum(c.median("floor " + part) for part in parts)
         text = " + ".join(f"{p} {c.median('floor ' + p) * 1e3:.0f}" for p in parts)
         print(f"| {name} | {c.median(mine) * 1e3:.1f} | {text} | {floor * 1e3:.1f} "
               f"| {100 * floor / c.median(mine):.0f}% |")
 
 
-def compare(checkpoint, args):
-    folder = os.path.join(args.folder, "saves")
-    shutil.rmtree(folder, ignore_errors=True)
-    os.makedirs(folder)
-    raw, table = os.path.join(folder, "state.raw"), os.path.join(folder, "state.jsonl")
-    with open(table, "w") as f:
-        subprocess.run([f"{BENCH}/checkpoint_ranks", "dump", checkpoint, raw], check=True, stdout=f)
-    mine = Side([[f"{BENCH}/checkpoint_ranks", checkpoint, os.path.join(folder, "tessera"),
-                  str(args.ranks)]])
-    peer = open_peer(raw, table, args.ranks)
-    print(f"PyTorch {peer.about['torch']}, {peer.about['tensors']} tensors" if peer
-          else "PyTorch is left out: no torch in this Python")
-    c, ok = Comparison(args.ranks, folder), True
-    warm = Comparison(args.ranks, folder)
+def same_as_saved(checkpoint, path):
+    same = subprocess.run([*TESSERA, "checkpoint", "diff", checkpoint, path], check=False,
+                          stdout=subprocess.DEVNULL).returncode == 0
+    print("what Tessera saved is the same:", same)
+    return same
+
+
+def loads_right(peer, path):
+    shutil.rmtree(path, ignore_errors=True)
+    peer.ask(f"save 1 {path}")
+    peer.ask("spoil")
+    peer.ask(f"load 1 {path}")
+    wrong = peer.ask("check")["wrong"]
+    print("what PyTorch loaded is the same:", wrong == 0)
+    return wrong == 0
+
+
+def rounds(c, warm, mine, peer, checkpoint, args):
+    """All cases in turn, first to warm up and to look whether they are right."""
+    ok = True
     for i in range(-1, args.rounds):
         now = warm if i < 0 else c
         path = now.tessera(mine)
         if i < 0:
-            same = subprocess.run([TESSERA, "checkpoint", "diff", checkpoint, path],
-                                  stdout=subprocess.DEVNULL).returncode == 0
-            print("what Tessera saved is the same:", same)
-            ok &= same
+            ok &= same_as_saved(checkpoint, path)
         shutil.rmtree(path)
         if peer:
             now.torch(peer)
         now.floor(mine)
         print(f"round {i + 1} of {args.rounds}, load {os.getloadavg()[0]:.1f}", flush=True)
     if peer:
-        shutil.rmtree(os.path.join(folder, "torch"), ignore_errors=True)
-        peer.ask(f"save 1 {folder}/torch")
-        peer.ask("spoil")
-        peer.ask(f"load 1 {folder}/torch")
-        wrong = peer.ask("check")["wrong"]
-        print("what PyTorch loaded is the same:", wrong == 0)
-        ok &= wrong == 0
-    plain = os.path.getsize(raw)
-    print(f"plain {plain / 2**20:.1f} MiB; Tessera's files {c.bytes['tessera'] / 2**20:.1f} MiB, "
-          f"{plain / c.bytes['tessera']:.2f} times smaller")
-    if "torch" in c.bytes:
-        print(f"PyTorch's {c.bytes['torch'] / 2**20:.1f} MiB")
+        ok &= loads_right(peer, os.path.join(c.folder, "torch"))
+    return ok
+
+
+def rounds_in_time(c, warm, mine, peer, checkpoint, args):
+    """The same where time is short: what must be there comes first."""
+    ok, begun, took = True, time.monotonic(), 0
+    shutil.rmtree(warm.tessera(mine))
+    if peer:
+        peer.ask(f"async cached {c.folder}/torch")
+        peer.ask(f"async staged {c.folder}/torch")
+    for i in range(args.rounds):
+        began = time.monotonic()
+        path = c.tessera(mine)
+        if i == 0:
+            ok &= same_as_saved(checkpoint, path)
+        shutil.rmtree(path)
+        if peer:
+            c.torch(peer)
+        print_cases(c)
+        took = max(took, time.monotonic() - began)
+        print(f"round {i + 1} of {args.rounds}, load {os.getloadavg()[0]:.1f}", flush=True)
+        if time.monotonic() - begun + took > args.budget:
+            break
+    if peer:
+        print_ratios(c)
+    c.floor(mine)
+    if peer and time.monotonic() - begun + took < args.budget:
+        ok &= loads_right(peer, os.path.join(c.folder, "torch"))
+    return ok
+
+
+def compare(checkpoint, args):
+    folder = os.path.join(args.folder, "saves")
+    shutil.rmtree(folder, ignore_errors=True)
+    os.makedirs(folder)
+    mine, peer = open_sides(checkpoint, folder, args)
+    print(f"PyTorch {peer.about['torch']}, {peer.about['tensors']} tensors, "
+          f"{peer.about['bytes'] / 1e9:.2f} GB of rank 0" if peer
+          else "PyTorch is left out: no torch in this Python", flush=True)
+    if args.fsdp2:
+        c, warm = (Comparison(1, folder, (4,), ["memory"]) for _ in range(2))
+    else:
+        c, warm = (Comparison(args.ranks, folder) for _ in range(2))
+    how = rounds_in_time if args.budget else rounds
+    ok = how(c, warm, mine, peer, checkpoint, args)
+    for name, size in c.bytes.items():
+        print(f"files of {name}: {size / 2**20:.1f} MiB")
     print_cases(c)
     if peer:
         print_ratios(c)
@@ -280,8 +384,14 @@ def main():
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--only", choices=["sizes", "saves"])
     parser.add_argument("--checkpoint", help="save and load this one; nothing is trained")
+    parser.add_argument("--fsdp2", metavar="CONFIG", help="beside FSDP2 of this model, on one rank")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--budget", type=float, default=0, help="seconds for the rounds")
     args = parser.parse_args()
     os.chdir(ROOT)
+    if args.fsdp2:
+        os.makedirs(args.folder, exist_ok=True)
+        sys.exit(0 if compare(held_up(args), args) else 1)
     paths = [args.checkpoint] if args.checkpoint else checkpoints(args.folder)
     ok = True
     if args.only != "saves":
