@@ -20,9 +20,11 @@
 #include "engine/base/clock.h"
 #include "engine/base/file.h"
 #include "engine/base/log.h"
+#include "engine/device/nvml.h"
+#include "engine/train/bus.h"
 #include "tests/support/support.h"
 
-enum { MAX_TEST_RANKS = 4, NUMEL = 30001, TIMEOUT_MS = 60000, DIES = 9 };
+enum { MAX_TEST_RANKS = 4, NUMEL = 30001, TIMEOUT_MS = 60000, DIES = 9, CONTEXT_MiB = 400 };
 
 #define CHECK(cond)                                                                                \
     do {                                                                                           \
@@ -291,13 +293,57 @@ static enum status one_is_full(struct bench *b)
     return full ? ST_OK : st;
 }
 
+/* Every rank has a context on its own card, and nobody one on another's: about 0.5 GiB each there.
+ * NVML tells processes apart only where it sees them, so memory counts. */
+static enum status contexts(struct bench *b)
+{
+    enum status st = ST_OK;
+    char bus_id[32];
+    double used[MAX_TEST_RANKS];
+    struct nvml *nvml = NULL;
+    struct nvml_sample now;
+    TRY(device_cuda_bus_id(bus_id, b->device->index));
+    TRY(nvml_open(&nvml, bus_id));
+    TRY_GOTO(st, out, gathers(b)); /* now kernels are loaded and connections made */
+    TRY_GOTO(st, out, comm_barrier(b->comm));
+    nvml_read(nvml, &now);
+    TRY_GOTO(st, out, comm_exchange(b->comm, used, &now.memory_used_MiB, sizeof *used));
+    for (int r = 0; r < b->comm->world_size; r++)
+        if (!(used[0] < used[r] + CONTEXT_MiB / 2))
+            st = FAIL(CORRUPT,
+                      "the first card has %.0f MiB in use, that of rank %d %.0f: a "
+                      "context of another rank?",
+                      used[0], r, used[r]);
+    int processes = nvml_processes(nvml);
+    if (processes > 1)
+        st = FAIL(CORRUPT, "%d processes have contexts on the card of rank %d", processes,
+                  b->comm->rank);
+    enum status ended = comm_barrier(b->comm); /* nobody ends while others look */
+    st = st != ST_OK ? st : ended;
+out:
+    nvml_close(&nvml);
+    return st;
+}
+
+static enum status measures_the_bus(struct bench *b)
+{
+    struct bus bus;
+    comm_memory_close(b->comm, b->device, &b->memory); /* one block at a time */
+    TRY(bus_measure(&bus, b->device, b->comm, 32 << 20));
+    printf("rank %d: %.1f GB/s\n", b->comm->rank, bus.bytes_a_second * 1e-9);
+    CHECK(bus.bytes_a_second > 1e8 && bus.bytes_a_second < 1e13);
+    CHECK(bus.bytes > (31 << 20) && bus.bytes <= (32 << 20));
+    return ST_OK;
+}
+
 static const struct role {
     const char *name;
     enum status (*run)(struct bench *b);
 } roles[] = {
     {"gathers", gathers},      {"reduces", reduces},         {"others", broadcasts_and_exchanges},
     {"replays", replays},      {"one_dies", one_dies},       {"one_aborts", one_aborts},
-    {"silent", one_is_silent}, {"one_is_full", one_is_full},
+    {"silent", one_is_silent}, {"one_is_full", one_is_full}, {"contexts", contexts},
+    {"bus", measures_the_bus},
 };
 
 /* rank LOG ROLE [windows]: exit code 0, or the status. What is said goes to LOG-rank. */
@@ -483,6 +529,27 @@ static void a_silent_rank_is_a_time_out_that_says_what_was_waited_for(void **sta
     scratch_remove(&run.scratch);
 }
 
+/* It takes several cards, and nobody else on them. */
+static void b66_no_rank_has_a_context_on_anothers_card(void **state)
+{
+    char bus_id[32];
+    struct nvml *nvml = NULL;
+    int count = device_cuda_count();
+    (void)state;
+    if (count < 2 || device_cuda_bus_id(bus_id, 0) != ST_OK || nvml_open(&nvml, bus_id) != ST_OK)
+        skip();
+    nvml_close(&nvml);
+    run_well("contexts", count < MAX_TEST_RANKS ? count : MAX_TEST_RANKS, true);
+}
+
+static void b93_the_bus_between_gpus_is_measured(void **state)
+{
+    (void)state;
+    NEEDS_GPUS(2);
+    run_well("bus", test_ranks(), false);
+    run_well("bus", test_ranks(), true);
+}
+
 int main(int argc, char **argv)
 {
     if (argc > 3 && strcmp(argv[1], "rank") == 0)
@@ -497,6 +564,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(b86_a_dead_rank_ends_the_waits_of_the_others),
         cmocka_unit_test(b86_a_cause_reaches_ranks_that_wait_for_the_gpu),
         cmocka_unit_test(a_silent_rank_is_a_time_out_that_says_what_was_waited_for),
+        cmocka_unit_test(b66_no_rank_has_a_context_on_anothers_card),
+        cmocka_unit_test(b93_the_bus_between_gpus_is_measured),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

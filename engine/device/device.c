@@ -17,6 +17,12 @@ enum status device_cuda_bus_id(char out[32], int index)
     return FAIL(UNSUPPORTED, "GPU %d: this build has no CUDA", index);
 }
 
+void device_cuda_peers(int index, int *direct, int *others)
+{
+    (void)index;
+    *direct = *others = 0;
+}
+
 static enum status cuda_open(struct device **out, enum precision_kind precision, int local_rank)
 {
     (void)out;

@@ -153,6 +153,10 @@ int device_cuda_count(void);
  * ST_DEVICE; ST_UNSUPPORTED without CUDA. */
 MUST_CHECK enum status device_cuda_bus_id(char out[32], int index);
 
+/** device_cuda_peers() - the other visible GPUs, and how many of them the GPU @index reads and
+ * writes without a way through host memory (NVLink, PCIe). Zeros without CUDA. */
+void device_cuda_peers(int index, int *direct, int *others);
+
 enum { DEVICE_SETTLE_MS = 3000 };
 
 /**

@@ -384,6 +384,19 @@ enum status device_cuda_bus_id(char out[32], int index)
     return CUDA(cudaDeviceGetPCIBusId(out, 32, index));
 }
 
+void device_cuda_peers(int index, int *direct, int *others)
+{
+    *direct = *others = 0;
+    for (int i = 0; i < device_cuda_count(); i++) {
+        int can = 0;
+        if (i == index)
+            continue;
+        ++*others;
+        if (cudaDeviceCanAccessPeer(&can, index, i) == cudaSuccess)
+            *direct += can != 0;
+    }
+}
+
 /* The name, and what the kernels need. */
 static enum status describe(struct device *device)
 {

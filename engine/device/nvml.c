@@ -10,7 +10,7 @@
 /* The library's types and numbers, by its reference. */
 typedef int nvml_return;             /* 0: success */
 typedef struct nvml_card *nvml_card; /* nvmlDevice_t */
-enum { CLOCK_SM = 1, CLOCK_MEMORY = 2, TEMPERATURE_GPU = 0 };
+enum { CLOCK_SM = 1, CLOCK_MEMORY = 2, TEMPERATURE_GPU = 0, INSUFFICIENT_SIZE = 7 };
 
 struct nvml_utilization {
     unsigned gpu, memory; /* percent */
@@ -29,6 +29,7 @@ struct nvml {
     nvml_return (*power)(nvml_card, unsigned *milliwatts);
     nvml_return (*clock)(nvml_card, int kind, unsigned *mhz);
     nvml_return (*temperature)(nvml_card, int sensor, unsigned *celsius);
+    nvml_return (*processes)(nvml_card, unsigned *count, void *list); /* NULL in old drivers */
 };
 
 /* ISO C has no cast from void * to a function pointer; POSIX promises that the bytes serve. */
@@ -55,6 +56,7 @@ static enum status bind(struct nvml *n, const char *bus_id)
         !find(n->library, "nvmlDeviceGetClockInfo", &n->clock) ||
         !find(n->library, "nvmlDeviceGetTemperature", &n->temperature))
         return FAIL(UNSUPPORTED, "NVML: the driver's library lacks a function");
+    find(n->library, "nvmlDeviceGetComputeRunningProcesses_v3", &n->processes);
     nvml_return failed = init();
     if (failed) {
         n->shutdown = NULL;
@@ -92,6 +94,13 @@ void nvml_close(struct nvml **n)
 static double known(nvml_return failed, double value)
 {
     return failed ? (double)NAN : value;
+}
+
+int nvml_processes(const struct nvml *n)
+{
+    unsigned count = 0; /* no room: it says how much it takes */
+    nvml_return failed = n->processes != NULL ? n->processes(n->card, &count, NULL) : 1;
+    return failed == 0 || failed == INSUFFICIENT_SIZE ? (int)count : -1;
 }
 
 void nvml_read(const struct nvml *n, struct nvml_sample *s)

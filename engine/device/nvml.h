@@ -36,6 +36,10 @@ MUST_CHECK enum status nvml_open(struct nvml **out, const char *bus_id);
 /** nvml_read() - how the card is now. */
 void nvml_read(const struct nvml *n, struct nvml_sample *sample);
 
+/** nvml_processes() - how many processes compute on the card; -1: not known. In a container it may
+ * see fewer. */
+int nvml_processes(const struct nvml *n);
+
 void nvml_close(struct nvml **n);
 
 C_END

@@ -6,6 +6,7 @@
 #include "comm/rendezvous.h"
 #include "comm/skip.h"
 #include "engine/base/log.h"
+#include "engine/train/bus.h"
 #include "engine/train/run.h"
 #ifdef TESSERA_CUDA
 #include "comm/nccl.h"
@@ -175,6 +176,8 @@ enum status run_process(const struct run_config *config, const struct launch *la
         st = options->alone(options->context, p.device, p.comm);
         goto out;
     }
+    if (!options->quiet && p.device->asynchronous && p.comm->world_size > 1)
+        TRY_GOTO(st, out, bus_report(p.device, p.comm));
     TRY_GOTO(st, out, run_data_load(&data, config, config->train.steps != 0));
     start_times_part(options->start, "features");
     if (speaks)
