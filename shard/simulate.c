@@ -128,6 +128,7 @@ static double pass_seconds(const struct pass_work *work, const struct simulate_r
 {
     return work->product_flops / rates->product_flops_per_second +
            work->attention_flops / rates->attention_flops_per_second +
+           work->attention_calls * rates->attention_call_seconds +
            work->bytes / rates->elementwise_per_second + work->kernels * rates->launch_seconds;
 }
 

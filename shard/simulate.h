@@ -51,10 +51,11 @@ struct simulate_link {
 struct simulate_rates {
     const struct unit_work *units; /* by unit */
     double product_flops_per_second, attention_flops_per_second;
+    double attention_call_seconds;  /* that each call takes beside its operations */
     double elementwise_per_second;  /* bytes of FORWARD and BACKWARD that are no products */
     double update_per_second;       /* bytes that UPDATE reads and writes */
     double memory_per_second;       /* bytes of the others: they read and write operands once */
-    double launch_seconds;          /* that each kernel takes beside its work */
+    double launch_seconds;          /* of a kernel, where that is in no rate */
     double call_seconds;            /* that each collective takes beside its hops */
     struct simulate_link near, far; /* within a node; between nodes, of a rank alone */
     double slow_down;               /* >= 0, of collectives at the speed of near links */

@@ -284,11 +284,12 @@ static struct simulate_rates bert_rates(const struct spec_case *c, double gigaby
         double numel = (double)c->units[u].shard_numel * c->spec.world_size;
         bool table = u < c->parts || u == c->parts;
         double flops = table ? 1e6 : 2 * numel * 2048;
-        work[u] = (struct unit_work){{flops, 1e9, 1e6, 8}, {2 * flops, 2e9, 2e6, 18}};
+        work[u] = (struct unit_work){{flops, 1e9, 1e6, 1, 8}, {2 * flops, 2e9, 2e6, 2, 18}};
     }
     return (struct simulate_rates){.units = work,
                                    .product_flops_per_second = 1e14,
                                    .attention_flops_per_second = 1e13,
+                                   .attention_call_seconds = 3e-6,
                                    .elementwise_per_second = 1e12,
                                    .update_per_second = 2e12,
                                    .memory_per_second = 3e12,
@@ -414,8 +415,8 @@ static void compute_takes_flops_and_bytes_and_updates_take_bytes(void **state)
         const struct instr *in = &p.instrs[i];
         double got = simulate_seconds(&p, in, &rates, one_node(4));
         if (in->op == OP_BACKWARD)
-            CLOSE(got,
-                  work[in->unit].backward.product_flops / 1e14 + 2e9 / 1e13 + 2e6 / 1e12 + 18e-6);
+            CLOSE(got, work[in->unit].backward.product_flops / 1e14 + 2e9 / 1e13 + 2 * 3e-6 +
+                           2e6 / 1e12 + 18e-6);
         if (in->op == OP_UPDATE) /* bf16 slice, master, m and v there and back; gradient there */
             CLOSE(got, 1e-6 + ((double)c.units[in->unit].shard_numel * (2 * 2 + 3 * 8 + 4) +
                                (double)p.buffers[SHARED_STATE].bytes) /

@@ -12,15 +12,16 @@
 #include "engine/base/file.h"
 #include "tests/support/run.h"
 
-static const char small[] = "name: a\n"
-                            "date: \"2026-11-28\"\n"
-                            "device: cpu\n"
-                            "products: {source: s, tflops: {384: {128: 0.06, 1024: 0.07}}}\n"
-                            "attention: {source: s, tflops: {64: {175: 0.03}}}\n"
-                            "memory: {source: s, copy: 10, elementwise: 7, update: 16}\n"
-                            "launch: {source: s, kernel_us: 2, collective_us: 0}\n"
-                            "near: {source: s, hop_us: 5, gather: 5, reduce: 4}\n"
-                            "slow_down: {source: ~, near: 0}\n";
+static const char small[] =
+    "name: a\n"
+    "date: \"2026-11-28\"\n"
+    "device: cpu\n"
+    "products: {source: s, tflops: {384: {128: 0.06, 1024: 0.07}}}\n"
+    "attention: {source: s, tflops: {64: {175: 0.03}}, call_us: 0}\n"
+    "memory: {source: s, copy: 10, elementwise: {384: {128: 7}}, update: 16}\n"
+    "launch: {source: s, kernel_us: 2, collective_us: 0}\n"
+    "near: {source: s, hop_us: 5, gather: 5, reduce: 4}\n"
+    "slow_down: {source: ~, near: 0}\n";
 
 static void check_close(double got, double want)
 {

@@ -16,7 +16,8 @@ struct pass_work {
     double product_flops;   /* of linear layers */
     double attention_flops; /* of q k^T and of the sum over v, and their gradients */
     double bytes;
-    int kernels; /* operations that are started, each at some cost */
+    int attention_calls; /* of a forward; a backward counts as two */
+    int kernels;         /* operations that are started, each at some cost that is in no rate */
 };
 
 /* Of one micro-batch on one rank. */

@@ -5,7 +5,8 @@
 #include <string.h>
 #include <time.h>
 
-enum { REPEATS = 7, MIN_MS = 4, MAX_CALLS = 4096, GRAPH_CALLS = 16 };
+enum { REPEATS = 7, MIN_MS = 4, LONG_MS = 50, LONG_REPEATS = 3, MAX_CALLS = 4096 };
+enum { GRAPH_CALLS = 16 };
 
 /* NCCL's own figure of a hop (src/graph/tuning.cc, ring, Simple over NVLink): ranks of one size
  * cannot tell a call's fixed part from that of its hops. */
@@ -70,13 +71,16 @@ out:
 static enum status time_repeats(struct bench *b, double *seconds, const struct repeated *what)
 {
     double ms[REPEATS];
-    int calls = 1;
+    int calls = 1, repeats = REPEATS;
     TRY(time_calls(b, &ms[0], 1, what)); /* the first one also loads code and touches memory */
     TRY(time_calls(b, &ms[0], 1, what));
+    if (ms[0] > LONG_MS)
+        repeats = LONG_REPEATS;
+    TRY(bench_same(b, &repeats));
     if (ms[0] < MIN_MS)
         calls = ms[0] * MAX_CALLS > MIN_MS ? (int)(MIN_MS / ms[0]) + 1 : MAX_CALLS;
     TRY(bench_same(b, &calls));
-    for (int i = 0; i < REPEATS; i++) {
+    for (int i = 0; i < repeats; i++) {
         TRY(time_calls(b, &ms[i], calls, what));
         for (int k = i; k > 0 && ms[k] < ms[k - 1]; k--) {
             double t = ms[k];
@@ -84,7 +88,7 @@ static enum status time_repeats(struct bench *b, double *seconds, const struct r
             ms[k - 1] = t;
         }
     }
-    *seconds = ms[REPEATS / 2] * 1e-3 / calls;
+    *seconds = ms[repeats / 2] * 1e-3 / calls;
     return ST_OK;
 }
 
@@ -147,32 +151,44 @@ static void add_point(struct machine_table *t, int64_t width, int64_t at, double
     c->points[c->count++].per_second = per_second;
 }
 
-static void rates_of_compute(struct machine *m, const struct calibrate_sizes *z,
-                             const struct calibrate_times *t, double element)
-{
-    double C = (double)z->channels, F = 4 * C, T = (double)z->elementwise_rows;
-    for (int w = 0; w < CALIBRATE_WIDTHS; w++) {
-        double width = (double)z->widths[w];
-        for (int i = 0; i < CALIBRATE_ROWS; i++)
-            add_point(&m->products, z->widths[w], z->rows[i],
-                      3 * 2 * (double)z->rows[i] * width * 4 * width / t->product[w][i]);
-    }
-    for (int h = 0; h < CALIBRATE_HEADS; h++)
-        for (int i = 0; i < CALIBRATE_LENGTHS; i++) {
-            double length = (double)z->lengths[i];
-            double sequences = (double)(z->attention_rows / z->lengths[i]);
-            add_point(&m->attention, z->heads[h], z->lengths[i],
-                      3 * 4 * C * length * length * sequences / t->attention[h][i]);
-        }
-    m->elementwise_per_second = (4 * 4 * C + 6 * F) * T * element / t->elementwise;
-    m->update_per_second = (double)z->update_numel * (element < 4 ? 2 * 2 + 28 : 28) / t->update;
-    m->memory_per_second = (double)z->update_numel * 12 / t->copy;
-    m->launch_seconds = t->launch;
-}
-
 static double positive(double value, double otherwise)
 {
     return value > 0 ? value : otherwise;
+}
+
+/* Few rows and many: seconds = call + rows x slope. */
+static void rates_of_attention(struct machine *m, const struct calibrate_sizes *z,
+                               const struct calibrate_times *t)
+{
+    double C = (double)z->channels, few = (double)z->few_rows, many = (double)z->many_rows;
+    for (int h = 0; h < CALIBRATE_HEADS; h++) {
+        double calls = 0;
+        for (int i = 0; i < CALIBRATE_LENGTHS; i++) {
+            double slope =
+                positive((t->many[h][i] - t->few[h][i]) / (many - few), t->many[h][i] / many);
+            add_point(&m->attention, z->heads[h], z->lengths[i],
+                      3 * 4 * C * (double)z->lengths[i] / slope);
+            calls += positive(t->few[h][i] - few * slope, 0) / 3 / CALIBRATE_LENGTHS;
+        }
+        m->attention_call_seconds = calls; /* the widest heads' in the end */
+    }
+}
+
+static void rates_of_compute(struct machine *m, const struct calibrate_sizes *z,
+                             const struct calibrate_times *t, double element)
+{
+    for (int w = 0; w < CALIBRATE_WIDTHS; w++)
+        for (int i = 0; i < CALIBRATE_ROWS; i++) {
+            double C = (double)z->widths[w], T = (double)z->rows[i];
+            add_point(&m->products, z->widths[w], z->rows[i],
+                      3 * 2 * T * 12 * C * C / t->product[w][i]);
+            add_point(&m->elementwise, z->widths[w], z->rows[i],
+                      (4 * 4 + 6 * 4) * C * T * element / t->elementwise[w][i]);
+        }
+    rates_of_attention(m, z, t);
+    m->update_per_second = (double)z->update_numel * (element < 4 ? 2 * 2 + 28 : 28) / t->update;
+    m->memory_per_second = (double)z->update_numel * 12 / t->copy;
+    m->launch_seconds = t->launch;
 }
 
 static void rates_of_links(struct machine *m, const struct calibrate_sizes *z,
@@ -206,8 +222,8 @@ static void say_sources(struct machine *m, const struct bench *b, int threads)
     else
         snprintf(ranks, sizeof ranks, "%d GPUs", world);
     const char *const what[MACHINE_GROUPS] = {
-        [MACHINE_PRODUCTS] = "linear layer to four times its width, three products",
-        [MACHINE_ATTENTION] = "forward and backward, dropout 0.1",
+        [MACHINE_PRODUCTS] = "four layers of a block, three products each",
+        [MACHINE_ATTENTION] = "forward and backward, dropout 0.1, few rows and many",
         [MACHINE_MEMORY] = "copy: a sum of two arrays; elementwise: GELU and residual norms; "
                            "update: AdamW",
         [MACHINE_LAUNCH] = "many tiny operations; collective: of a few bytes, less its hops",
@@ -231,21 +247,20 @@ static struct calibrate_sizes sizes_for(const struct device *device)
 {
     if (device->asynchronous)
         return (struct calibrate_sizes){.widths = {768, 1024, 4096},
-                                        .rows = {512, 1408, 2816, 5632, 11264},
+                                        .rows = {512, 1408, 2816, 11264},
                                         .heads = {32, 64},
                                         .lengths = {128, 384},
+                                        .few_rows = 1536,
+                                        .many_rows = 9216,
                                         .channels = 1024,
-                                        .attention_rows = 4608,
-                                        .elementwise_rows = 4096,
                                         .update_numel = 32 << 20,
                                         .link_numel = 64 << 20};
     return (struct calibrate_sizes){.widths = {256, 384, 768},
-                                    .rows = {64, 128, 256, 512, 1024},
+                                    .rows = {64, 256, 512, 1024},
                                     .heads = {32, 64},
                                     .lengths = {128, 384},
+                                    .many_rows = 768,
                                     .channels = 512,
-                                    .attention_rows = 768,
-                                    .elementwise_rows = 1024,
                                     .update_numel = 4 << 20,
                                     .link_numel = 8 << 20};
 }

@@ -5,15 +5,18 @@
  * that they share memory and caches as they do in a step. A number of the profile is made from the
  * mean over ranks of the median of a few repeats:
  *
- *     products     a linear layer C -> 4 C, several widths: forward, gradient of data, gradient of
- *                  weights
- *     attention    forward and backward at two lengths, dropout 0.1, for narrow and wide heads
- *     memory       what a block does beside products (GELU, two residual norms); AdamW; a sum
+ *     products     the four linear layers of a block, of several widths and rows: forward, gradient
+ *                  of data, gradient of weights
+ *     attention    forward and backward at two lengths, dropout 0.1, narrow and wide heads; on GPUs
+ *                  few rows and many: what both take is the call's, the rest the rate's
+ *     memory       what a block does beside that (GELU, two residual norms), by width and rows;
+ *                  AdamW; a sum
  *     launch       many tiny operations in a row
  *     near         all_gather and reduce_scatter, of a few bytes and of many MiB
  *     slow_down    products with and without collectives beside them (GPUs)
  *
- * On a GPU operations are replayed from graphs, as steps are: their launches are "launch" alone.
+ * On a GPU operations are replayed from graphs, as steps are, and their launches are in the rates;
+ * "launch" is for those that no rate is of.
  * It takes some ten seconds.
  */
 #ifndef ENGINE_TRAIN_CALIBRATE_H
@@ -25,14 +28,17 @@
 
 C_BEGIN
 
-enum { CALIBRATE_WIDTHS = 3, CALIBRATE_ROWS = 5, CALIBRATE_HEADS = 2, CALIBRATE_LENGTHS = 2 };
+enum { CALIBRATE_WIDTHS = 3, CALIBRATE_ROWS = 4, CALIBRATE_HEADS = 2, CALIBRATE_LENGTHS = 2 };
 
 /* How much is measured; each array ascends. */
 struct calibrate_sizes {
-    int64_t widths[CALIBRATE_WIDTHS], rows[CALIBRATE_ROWS];     /* of products */
-    int64_t heads[CALIBRATE_HEADS], lengths[CALIBRATE_LENGTHS]; /* of attention */
-    int64_t channels; /* of all but products, not above the last width; multiples of all heads */
-    int64_t attention_rows, elementwise_rows, update_numel, link_numel;
+    int64_t widths[CALIBRATE_WIDTHS],
+        rows[CALIBRATE_ROWS]; /* of products and the rest of a block */
+    /* Of attention: sequences of each length that fill few rows, and many; few 0: a call has no
+     * seconds of its own here. */
+    int64_t heads[CALIBRATE_HEADS], lengths[CALIBRATE_LENGTHS], few_rows, many_rows;
+    int64_t channels; /* of attention, at most the last width; a multiple of all heads */
+    int64_t update_numel, link_numel;
 };
 
 struct calibrate_options {
@@ -54,8 +60,9 @@ MUST_CHECK enum status calibrate_rank(struct machine *m, struct device *device, 
 /* Seconds, but for what is said. */
 struct calibrate_times {
     double product[CALIBRATE_WIDTHS][CALIBRATE_ROWS];
-    double attention[CALIBRATE_HEADS][CALIBRATE_LENGTHS];
-    double elementwise, update, copy, launch;
+    double elementwise[CALIBRATE_WIDTHS][CALIBRATE_ROWS];
+    double few[CALIBRATE_HEADS][CALIBRATE_LENGTHS], many[CALIBRATE_HEADS][CALIBRATE_LENGTHS];
+    double update, copy, launch;
     double gather_small, gather_large, reduce_small, reduce_large;
     double alone, beside, collectives; /* products alone, with collectives beside; these alone */
 };
@@ -94,7 +101,7 @@ MUST_CHECK enum status bench_take(struct bench *b, void **out, size_t bytes);
 MUST_CHECK enum status calibrate_compute(struct bench *b, struct calibrate_times *times);
 void calibrate_compute_close(struct bench *b);
 
-/** bench_products() - the three products of the widest linear layer with the most rows. */
+/** bench_products() - the products of the widest block with the most rows. */
 MUST_CHECK enum status bench_products(struct bench *b);
 
 MUST_CHECK enum status calibrate_links(struct bench *b, struct calibrate_times *times,

@@ -15,7 +15,7 @@ struct stage {
     int64_t update_numel;
     struct step_state *state; /* device memory */
     float *noise;             /* device memory */
-    void *x, *y, *z, *wide, *wide2, *qkv, *dqkv, *lse, *stats, *gamma, *beta, *w, *param;
+    void *x, *y, *z, *wide, *wide2, *qkv, *dqkv, *lse, *stats, *gamma, *beta, *bias, *w, *param;
     float *dgamma, *dbeta, *dw, *dbias;
     float *adam[4]; /* master, m, v, gradient */
 };
@@ -102,17 +102,10 @@ static enum status make_tensors(struct bench *b)
     const struct {
         void **data;
         int64_t numel;
-    } activations[] = {{&g->x, T * C},
-                       {&g->y, T * C},
-                       {&g->z, T * C},
-                       {&g->wide, T * F},
-                       {&g->wide2, T * F},
-                       {&g->qkv, T * 3 * C},
-                       {&g->dqkv, T * 3 * C},
-                       {&g->gamma, C},
-                       {&g->beta, C},
-                       {&g->w, F * C},
-                       {&g->param, g->update_numel}};
+    } activations[] = {{&g->x, T * C},        {&g->y, T * C},     {&g->z, T * C},
+                       {&g->wide, T * F},     {&g->wide2, T * F}, {&g->qkv, T * 3 * C},
+                       {&g->dqkv, T * 3 * C}, {&g->gamma, C},     {&g->beta, C},
+                       {&g->bias, F},         {&g->w, F * C},     {&g->param, g->update_numel}};
     for (size_t i = 0; i < sizeof activations / sizeof *activations; i++)
         TRY(take_noise(b, activations[i].data, activations[i].numel));
     TRY(bench_take(b, &g->lse, (size_t)(C / b->sizes.heads[0] * T) * sizeof(float)));
@@ -126,10 +119,11 @@ static enum status make_tensors(struct bench *b)
     return ST_OK;
 }
 
-/* Sequences of @length that fill @rows. */
+/* Sequences of @length, or of all @rows if these are fewer, that fill them. */
 static enum status set_batch(struct bench *b, int64_t rows, int64_t length)
 {
     struct stage *g = b->stage;
+    length = length < rows ? length : rows;
     int64_t most = g->most_rows, count = rows / length;
     int32_t *cu = g->host_index, *kv = cu + most + 1, *sample = kv + most, *row = sample + most;
     for (int64_t i = 0; i <= count; i++)
@@ -181,16 +175,36 @@ static struct dropout drop(struct bench *b)
     return (struct dropout){0.1f, 1, b->stage->state};
 }
 
-static enum status run_products(struct bench *b)
+/* A linear layer: its output, and the gradients of its input and weights from its output's. */
+struct layer {
+    void *in, *out, *dout, *din;
+    int64_t from, to; /* channels */
+};
+
+static enum status run_layer(struct bench *b, const struct layer *l)
 {
     struct stage *g = b->stage;
-    int64_t C = g->channels, F = 4 * C;
     const struct tensor none = {0};
-    struct tensor w = tensor_2d(g->w, b->device->param_dtype, F, C);
-    TRY(op_linear_forward(b->s, rows_of(b, g->wide, F), rows_of(b, g->x, C), w, none));
-    TRY(op_linear_backward_data(b->s, rows_of(b, g->y, C), rows_of(b, g->wide2, F), w, false));
-    return op_linear_backward_weight(b->s, tensor_2d(g->dw, DTYPE_F32, F, C), none,
-                                     rows_of(b, g->wide2, F), rows_of(b, g->x, C), false);
+    struct tensor w = tensor_2d(g->w, b->device->param_dtype, l->to, l->from);
+    struct tensor in = rows_of(b, l->in, l->from), dout = rows_of(b, l->dout, l->to);
+    TRY(op_linear_forward(b->s, rows_of(b, l->out, l->to), in, w,
+                          tensor_1d(g->bias, b->device->param_dtype, l->to)));
+    TRY(op_linear_backward_data(b->s, rows_of(b, l->din, l->from), dout, w, false));
+    return op_linear_backward_weight(b->s, tensor_2d(g->dw, DTYPE_F32, l->to, l->from), none, dout,
+                                     in, false);
+}
+
+static enum status run_products(struct bench *b)
+{
+    const struct stage *g = b->stage;
+    int64_t C = g->channels, F = 4 * C;
+    const struct layer layers[] = {{g->x, g->qkv, g->dqkv, g->y, C, 3 * C},
+                                   {g->x, g->y, g->z, g->y, C, C},
+                                   {g->x, g->wide, g->wide2, g->y, C, F},
+                                   {g->wide2, g->y, g->z, g->wide, F, C}};
+    for (size_t i = 0; i < sizeof layers / sizeof *layers; i++)
+        TRY(run_layer(b, &layers[i]));
+    return ST_OK;
 }
 
 static enum status run_attention(struct bench *b)
@@ -261,7 +275,7 @@ static enum status run_tiny(struct bench *b)
     return ST_OK;
 }
 
-static enum status time_products(struct bench *b, struct calibrate_times *t)
+static enum status time_block(struct bench *b, struct calibrate_times *t)
 {
     const struct calibrate_sizes *z = &b->sizes;
     for (int w = 0; w < CALIBRATE_WIDTHS; w++)
@@ -269,6 +283,7 @@ static enum status time_products(struct bench *b, struct calibrate_times *t)
             b->stage->channels = z->widths[w];
             TRY(set_batch(b, z->rows[i], z->lengths[0]));
             TRY(bench_time_compute(b, &t->product[w][i], run_products));
+            TRY(bench_time_compute(b, &t->elementwise[w][i], run_elementwise));
         }
     return ST_OK;
 }
@@ -276,23 +291,24 @@ static enum status time_products(struct bench *b, struct calibrate_times *t)
 static enum status time_attention(struct bench *b, struct calibrate_times *t)
 {
     const struct calibrate_sizes *z = &b->sizes;
+    b->stage->channels = z->channels;
     for (int h = 0; h < CALIBRATE_HEADS; h++)
         for (int i = 0; i < CALIBRATE_LENGTHS; i++) {
             b->stage->heads = z->channels / z->heads[h];
-            TRY(set_batch(b, z->attention_rows, z->lengths[i]));
-            TRY(bench_time_compute(b, &t->attention[h][i], run_attention));
+            TRY(set_batch(b, z->many_rows, z->lengths[i]));
+            TRY(bench_time_compute(b, &t->many[h][i], run_attention));
+            if (z->few_rows == 0)
+                continue;
+            TRY(set_batch(b, z->few_rows, z->lengths[i]));
+            TRY(bench_time_compute(b, &t->few[h][i], run_attention));
         }
     return ST_OK;
 }
 
 static enum status time_all(struct bench *b, struct calibrate_times *t)
 {
-    const struct calibrate_sizes *z = &b->sizes;
-    TRY(time_products(b, t));
-    b->stage->channels = z->channels;
+    TRY(time_block(b, t));
     TRY(time_attention(b, t));
-    TRY(set_batch(b, z->elementwise_rows, z->lengths[0]));
-    TRY(bench_time_compute(b, &t->elementwise, run_elementwise));
     TRY(bench_time_compute(b, &t->update, run_update));
     TRY(bench_time_compute(b, &t->copy, run_copy));
     TRY(bench_time_compute(b, &t->launch, run_tiny));
@@ -311,9 +327,10 @@ enum status calibrate_compute(struct bench *b, struct calibrate_times *times)
     struct stage *g = NULL;
     TRY(pool_take(&b->pool, &g, sizeof *g));
     g->most_channels = z->widths[CALIBRATE_WIDTHS - 1];
-    ASSERT(z->channels <= g->most_channels);
     g->update_numel = z->update_numel;
     g->most_rows = z->rows[CALIBRATE_ROWS - 1];
+    ASSERT(z->channels <= g->most_channels);
+    ASSERT(z->many_rows <= g->most_rows);
     b->stage = g;
     TRY(make_all(b));
     TRY(time_all(b, times));

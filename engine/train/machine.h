@@ -7,8 +7,8 @@
  *     name: "NVIDIA H200 + 400 Gb/s InfiniBand"
  *     date: "2026-11-28"
  *     device: cuda                    # cpu: a rank does one instruction after the other
- *     products:                       # linear layers: TFLOP/s by the model's width (hidden),
- *       source: "measured: ..."       # then by rows (tokens of a micro-batch)
+ *     products:                       # the linear layers of a block, forward and backward: TFLOP/s
+ *       source: "measured: ..."       # by its width, then by rows (tokens of a micro-batch)
  *       tflops:
  *         768: {1408: 503}
  *         1024: {2816: 680, 11136: 676}
@@ -16,14 +16,16 @@
  *       source: "..."                 # backward counts twice forward
  *       tflops:
  *         64: {175: 80, 2048: 287}
+ *       call_us: 7                    # of a forward beside that, of a backward twice
  *     memory:                         # GB/s, reads and writes together
  *       source: "..."
  *       copy: 4200
- *       elementwise: 2200             # norms and activation functions of a block
+ *       elementwise:                  # norms and activation functions, by width and rows
+ *         1024: {2816: 2200}
  *       update: 4070                  # AdamW
  *     launch:
  *       source: "..."
- *       kernel_us: 0.9                # beside the work of each operation
+ *       kernel_us: 0.9                # beside the work of each operation that is not in a block
  *       collective_us: 16             # beside the hops of each collective
  *     near:                           # links within a node: latency, GB/s that a rank sends
  *       source: "..."
@@ -79,7 +81,8 @@ struct machine_curve {
     int count;
 };
 
-/* A curve for each width, of the model or of its heads. */
+/* A curve for each width, of the model or of its heads; bytes in place of operations where it is
+ * memory's. */
 struct machine_table {
     struct {
         int64_t width; /* ascending */
@@ -92,8 +95,9 @@ struct machine {
     char name[MACHINE_NAME_BYTES], date[MACHINE_NAME_BYTES];
     enum device_kind device; /* cpu or cuda */
     char source[MACHINE_GROUPS][MACHINE_SOURCE_BYTES];
-    struct machine_table products, attention;
-    double memory_per_second, elementwise_per_second, update_per_second; /* bytes */
+    struct machine_table products, attention, elementwise;
+    double attention_call_seconds;
+    double memory_per_second, update_per_second; /* bytes */
     double launch_seconds, call_seconds;
     struct simulate_link near, far; /* far.gather_per_second 0: there is no network */
     double slow_down_near, slow_down_far;

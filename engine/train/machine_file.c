@@ -27,8 +27,8 @@ static const struct number {
     double unit;
     bool may_be_zero;
 } numbers[] = {
+    {MACHINE_ATTENTION, "call_us", offsetof(struct machine, attention_call_seconds), 1e-6, true},
     {MACHINE_MEMORY, "copy", offsetof(struct machine, memory_per_second), 1e9, false},
-    {MACHINE_MEMORY, "elementwise", offsetof(struct machine, elementwise_per_second), 1e9, false},
     {MACHINE_MEMORY, "update", offsetof(struct machine, update_per_second), 1e9, false},
     {MACHINE_LAUNCH, "kernel_us", offsetof(struct machine, launch_seconds), 1e-6, true},
     {MACHINE_LAUNCH, "collective_us", offsetof(struct machine, call_seconds), 1e-6, true},
@@ -44,16 +44,17 @@ static const struct number {
 
 enum { NUMBERS = sizeof numbers / sizeof *numbers };
 
-/* "tflops" of a group: a curve for each width. */
-static const struct {
+/* A curve for each width. */
+static const struct table {
     enum machine_group group;
+    const char *name;
     size_t offset;
+    double unit;
 } tables[] = {
-    {MACHINE_PRODUCTS, offsetof(struct machine, products)},
-    {MACHINE_ATTENTION, offsetof(struct machine, attention)},
+    {MACHINE_PRODUCTS, "tflops", offsetof(struct machine, products), 1e12},
+    {MACHINE_ATTENTION, "tflops", offsetof(struct machine, attention), 1e12},
+    {MACHINE_MEMORY, "elementwise", offsetof(struct machine, elementwise), 1e9},
 };
-
-static const char table_name[] = "tflops";
 
 enum { TABLES = sizeof tables / sizeof *tables };
 
@@ -119,8 +120,8 @@ static enum status take_key(int64_t *key, const char *text, int64_t last, const 
 }
 
 /* @key: "WIDTH.AT". */
-static enum status take_point(struct machine_table *t, const char *key, const struct reader *r,
-                              const struct yaml_pair *pair)
+static enum status take_point(struct machine_table *t, const char *key, double unit,
+                              const struct reader *r, const struct yaml_pair *pair)
 {
     char text[32];
     int64_t width = 0, at = 0, last = t->count > 0 ? t->of[t->count - 1].width : 0;
@@ -142,7 +143,7 @@ static enum status take_point(struct machine_table *t, const char *key, const st
         return FAIL(INVALID, "%s:%d: %s: at most %d points", r->file, pair->line, pair->path,
                     MACHINE_POINTS);
     c->points[c->count].at = at;
-    return take_number(&c->points[c->count++].per_second, r, pair, 1e12, false);
+    return take_number(&c->points[c->count++].per_second, r, pair, unit, false);
 }
 
 static enum status take_device(struct reader *r, const struct yaml_pair *pair)
@@ -177,11 +178,12 @@ static enum status take_in_group(struct reader *r, const struct yaml_pair *pair,
         TRY(once(&r->has_number[i], r, pair));
         return take_number(number_at(m, i), r, pair, numbers[i].unit, numbers[i].may_be_zero);
     }
-    size_t length = strlen(table_name);
-    for (int i = 0; i < TABLES; i++)
-        if (tables[i].group == group && strncmp(rest, table_name, length) == 0 &&
+    for (int i = 0; i < TABLES; i++) {
+        size_t length = strlen(tables[i].name);
+        if (tables[i].group == group && strncmp(rest, tables[i].name, length) == 0 &&
             rest[length] == '.')
-            return take_point(table_at(m, i), rest + length + 1, r, pair);
+            return take_point(table_at(m, i), rest + length + 1, tables[i].unit, r, pair);
+    }
     return FAIL(INVALID, "%s:%d: unknown key \"%s\"; tessera calibrate writes a file anew", r->file,
                 pair->line, pair->path);
 }
@@ -231,7 +233,7 @@ static enum status check_complete(const struct reader *r)
     for (int i = 0; i < TABLES; i++)
         if (table_at(r->machine, i)->count == 0)
             return FAIL(INVALID, "%s: %s.%s is missing", r->file, group_names[tables[i].group],
-                        table_name);
+                        tables[i].name);
     return ST_OK;
 }
 
@@ -290,15 +292,15 @@ static void put_number(struct text_buffer *w, const char *indent, const char *ke
     text_put(w, "%s%s: %.6g\n", indent, key, value);
 }
 
-static void put_table(struct text_buffer *w, const struct machine_table *t)
+static void put_table(struct text_buffer *w, const struct machine_table *t, const struct table *how)
 {
-    text_put(w, "  %s:\n", table_name);
+    text_put(w, "  %s:\n", how->name);
     for (int i = 0; i < t->count; i++) {
         const struct machine_curve *c = &t->of[i].curve;
         text_put(w, "    %" PRId64 ":\n", t->of[i].width);
         for (int k = 0; k < c->count; k++)
             text_put(w, "      %" PRId64 ": %.6g\n", c->points[k].at,
-                     c->points[k].per_second / 1e12);
+                     c->points[k].per_second / how->unit);
     }
 }
 
@@ -308,7 +310,7 @@ static void put_group(struct text_buffer *w, struct machine *m, enum machine_gro
     put_text(w, "  ", "source", m->source[group]);
     for (int i = 0; i < TABLES; i++)
         if (tables[i].group == group)
-            put_table(w, table_at(m, i));
+            put_table(w, table_at(m, i), &tables[i]);
     for (int i = 0; i < NUMBERS; i++)
         if (numbers[i].group == group)
             put_number(w, "  ", numbers[i].name, *number_at(m, i) / numbers[i].unit);

@@ -85,15 +85,16 @@ static struct unit_work decoder_work(int unit, struct batch_size micro)
     double C = decoder.channels, F = decoder.ffn, V = decoder.vocab, T = micro.tokens;
     double element = 2 * T, grad = 4 * decoder_numel(unit);
     if (unit == 0)
-        return (struct unit_work){{0, 0, 2 * C * element, 1}, {0, 0, 2 * C * element + grad, 2}};
+        return (struct unit_work){.forward = {.bytes = 2 * C * element, .kernels = 1},
+                                  .backward = {.bytes = 2 * C * element + grad, .kernels = 2}};
     if (unit == decoder.layers + 1)
-        return (struct unit_work){{2 * C * V * T, 0, (4 * C + 2 * V) * element, 4},
-                                  {4 * C * V * T, 0, (4 * C + 2 * V) * element, 6}};
+        return (struct unit_work){{2 * C * V * T, 0, (4 * C + 2 * V) * element, 0, 4},
+                                  {4 * C * V * T, 0, (4 * C + 2 * V) * element, 0, 6}};
     double products = 2 * (4 * C * C + 3 * C * F) * T;
     double attention = 4 * C * micro.squared_lengths / 2;
     return (struct unit_work){
-        {products, attention, (2 * 4 * C + 4 * C + 3 * F) * element, 12},
-        {2 * products, 2 * attention, (2 * 4 * C + 4 * C + 5 * F) * element, 26}};
+        {products, attention, (2 * 4 * C + 4 * C + 3 * F) * element, 1, 0},
+        {2 * products, 2 * attention, (2 * 4 * C + 4 * C + 5 * F) * element, 2, 0}};
 }
 
 static void fill_decoder(struct workload *w, int ranks)
