@@ -451,8 +451,8 @@ static void abort_ends_a_wait_of_the_same_rank(void **state)
     }
 }
 
-/* Rank 1 aborts while a thread of it has the connections for a look at them, as a watchdog does, and
- * makes no call afterwards. */
+/* Rank 1 aborts while a thread of it has the connections for a look at them, as a watchdog does,
+ * and makes no call afterwards. */
 static enum status aborted_during_a_look(struct rendezvous *rv, int rank, struct world *w)
 {
     char recv[24], send[8] = {0};

@@ -587,8 +587,8 @@ static void conflicting_accesses_are_ordered_on_streams_and_in_one_thread(void *
     }
 }
 
-/* The last use by @stream of memory that buffer @fresh gets, of other buffers that come and go, before
- * instruction @index; -1: none. By a look at all of them. */
+/* The last use by @stream of memory that buffer @fresh gets, of other buffers that come and go,
+ * before instruction @index; -1: none. By a look at all of them. */
 static int last_use_of_memory(const struct program *p, int fresh, int index,
                               enum program_stream stream)
 {

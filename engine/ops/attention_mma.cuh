@@ -416,11 +416,6 @@ struct keep_start {
     uint32_t c2, d0, e0, e1, e2; /* the parts of rounds 1, 2 and 3 that do not change */
 };
 
-#define PHILOX_M0 0xD2511F53u
-#define PHILOX_M1 0xCD9E8D57u
-#define PHILOX_W0 0x9E3779B9u
-#define PHILOX_W1 0xBB67AE85u
-
 __device__ static inline struct keep_start keep_start(const struct dropout_key &key,
                                                       uint32_t sample)
 {

@@ -81,8 +81,8 @@ void record_put(struct record *r, const char *fmt, ...) PRINTF_LIKE(2, 3);
 /** record_real() - ,"KEY":VALUE */
 void record_real(struct record *r, const char *key, double value);
 
-/** record_text() - "KEY":"VALUE" with VALUE escaped, and cut after RECORD_TEXT_BYTES of that: it may
- * come from outside. Bytes that are not UTF-8 become '?'. */
+/** record_text() - "KEY":"VALUE" with VALUE escaped, and cut after RECORD_TEXT_BYTES of that: it
+ * may come from outside. Bytes that are not UTF-8 become '?'. */
 enum { RECORD_TEXT_BYTES = 1024 };
 void record_text(struct record *r, const char *key, const char *value);
 

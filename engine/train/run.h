@@ -41,8 +41,7 @@ struct run_options {
  * Return: ST_OK; the first cause among the ranks, with its message.
  */
 MUST_CHECK enum status run_local(const struct run_config *config, const struct run_data *data,
-                                 const struct run_options *options,
-                                 const int *signal_flag);
+                                 const struct run_options *options, const int *signal_flag);
 
 /**
  * run_process() - this process is one rank: with train.comm mpi on CPUs, else on a GPU.
@@ -52,8 +51,7 @@ MUST_CHECK enum status run_local(const struct run_config *config, const struct r
  * the process here (comm/mpi.h).
  */
 MUST_CHECK enum status run_process(const struct run_config *config, const struct launch *launch,
-                                   const struct run_options *options,
-                                   const int *signal_flag);
+                                   const struct run_options *options, const int *signal_flag);
 
 /**
  * run_launch() - run with the ranks that the configuration and the environment ask for: threads

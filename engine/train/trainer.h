@@ -71,9 +71,9 @@ struct trainer {
      * issued, and when its report is there; that may set bits of `stop`, on all ranks the same. */
     void (*before_step)(void *context, struct trainer *t, int64_t step);
     void (*after_step)(void *context, struct trainer *t, const struct step_state *result);
-    void *step_context;              /* borrowed */
+    void *step_context;     /* borrowed */
     const int *signal_flag; /* borrowed, may be NULL: trainer_run()'s */
-    int stop;                        /* STOP_ bits that all ranks agreed on */
+    int stop;               /* STOP_ bits that all ranks agreed on */
     int signal;
     double best_metric;
     int64_t evaluations_without_gain;
