@@ -43,6 +43,8 @@ static void describe_default(char *text, size_t bytes, const struct option *o)
     if (o->required) {
         snprintf(text, bytes, " (required)");
     } else if (o->kind == OPTION_INT) {
+        if (has_range(o) && (double)*(const int64_t *)o->value < o->min)
+            return; /* not given is something of its own */
         snprintf(text, bytes, " (default %lld)", (long long)*(const int64_t *)o->value);
     } else if (o->kind == OPTION_REAL) {
         text_of_real(number, *(const double *)o->value);

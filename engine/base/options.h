@@ -44,7 +44,7 @@ struct option {
 
 struct command {
     const char *name;    /* "train" */
-    const char *summary; /* one line */
+    const char *summary; /* one sentence */
     const char *details; /* more lines for --help, or NULL */
     const struct option *options;
     int option_count;

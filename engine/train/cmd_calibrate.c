@@ -132,8 +132,9 @@ enum status cmd_calibrate(int argc, char **argv)
     const struct command command = {
         .name = "calibrate",
         .summary = "Measure what this machine can do, for predictions of step times.",
-        .details = "Takes some ten seconds; nothing else should run beside it. The profile goes to "
-                   "standard output too.",
+        .details =
+            "Takes some ten seconds; nothing else should run beside it. The profile goes to\n"
+            "standard output too.",
         .options = options,
         .option_count = sizeof options / sizeof *options,
     };

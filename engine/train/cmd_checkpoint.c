@@ -182,10 +182,10 @@ static const struct {
     const char *name, *full, *summary;
     enum status (*run)(char **paths);
     int path_count;
-} looks[] = {{"list", "checkpoint list", "the checkpoints in a folder", list, 1},
-             {"show", "checkpoint show", "what is in a checkpoint", show, 1},
-             {"verify", "checkpoint verify", "check every hash of a checkpoint", verify, 1},
-             {"diff", "checkpoint diff", "compare two checkpoints", checkpoint_diff, 2}};
+} looks[] = {{"list", "checkpoint list", "The checkpoints in a folder.", list, 1},
+             {"show", "checkpoint show", "What is in a checkpoint.", show, 1},
+             {"verify", "checkpoint verify", "Check every hash of a checkpoint.", verify, 1},
+             {"diff", "checkpoint diff", "Compare two checkpoints.", checkpoint_diff, 2}};
 
 static const struct {
     const char *name;
@@ -207,7 +207,7 @@ static enum status look(int which, int argc, char **argv)
 enum status cmd_checkpoint(int argc, char **argv)
 {
     const struct command command = {.name = "checkpoint",
-                                    .summary = "look at, check, compare and convert checkpoints",
+                                    .summary = "Look at, check, compare and convert checkpoints.",
                                     .details = DETAILS};
     bool help_shown = false;
     if (argc < 2)

@@ -34,7 +34,7 @@ enum status cmd_checkpoint_reshard(int argc, char **argv)
         {"ranks", OPTION_INT, &ranks, "N", "ranks to write for", 1, MOST_RANKS, true}};
     const struct command command = {
         .name = "checkpoint reshard",
-        .summary = "write a checkpoint again, in the files of another number of ranks",
+        .summary = "Write a checkpoint again, in the files of another number of ranks.",
         .details =
             "Usage: tessera checkpoint reshard PATH DIR --ranks N\n"
             "writes DIR/step-N with the step of PATH, the same tensors and the same training "
@@ -81,7 +81,7 @@ enum status cmd_checkpoint_export(int argc, char **argv)
          "replace a folder that an earlier export wrote", 0, 0, false}};
     const struct command command = {
         .name = "checkpoint export",
-        .summary = "the weights of a checkpoint as a Hugging Face folder",
+        .summary = "The weights of a checkpoint as a Hugging Face folder.",
         .details = "Usage: tessera checkpoint export PATH DIR [OPTION]...\n"
                    "writes config.json, model.safetensors, tokenizer_config.json and vocab.txt to "
                    "DIR, which\ntransformers, tessera predict and model.init_from read. bf16 and "
@@ -121,7 +121,7 @@ enum status cmd_checkpoint_import(int argc, char **argv)
                                       "of the initial values of a missing head", 0, 1e15, false}};
     const struct command command = {
         .name = "checkpoint import",
-        .summary = "a Hugging Face folder as a checkpoint of step 0",
+        .summary = "A Hugging Face folder as a checkpoint of step 0.",
         .details =
             "Usage: tessera checkpoint import FOLDER DIR [OPTION]...\n"
             "writes DIR/step-00000000 with the weights of FOLDER (config.json, and "

@@ -116,9 +116,7 @@ enum status cmd_eval(int argc, char **argv)
     bool help_shown = false;
     const struct option options[] = {
         {"checkpoint", OPTION_TEXT, &args.checkpoint, "PATH",
-         "a checkpoint, as run/checkpoints/"
-         "step-00000100",
-         0, 0, false},
+         "a checkpoint, as run/checkpoints/step-00000100", 0, 0, false},
         {"model", OPTION_TEXT, &args.model, "DIR", "or a Hugging Face folder", 0, 0, false},
         {"data", OPTION_TEXT, &args.data, "FILE", "questions, SQuAD JSON, plain or gzip", 0, 0,
          true},
@@ -135,7 +133,7 @@ enum status cmd_eval(int argc, char **argv)
         {"set", OPTION_LIST, &args.sets, "KEY=VALUE", "a key of the configuration", 0, 0, false},
     };
     const struct command command = {.name = "eval",
-                                    .summary = "EM and F1 of a model on a file of questions",
+                                    .summary = "EM and F1 of a model on a file of questions.",
                                     .details = DETAILS,
                                     .options = options,
                                     .option_count = sizeof options / sizeof *options};

@@ -80,7 +80,7 @@ enum status cmd_features(int argc, char **argv)
          .max = 1 << 24},
     };
     const struct command command = {.name = "features",
-                                    .summary = "show how questions become windows of tokens",
+                                    .summary = "Show how questions become windows of tokens.",
                                     .details = DETAILS,
                                     .options = options,
                                     .option_count = sizeof options / sizeof options[0]};

@@ -19,10 +19,10 @@ struct lr_find_arguments {
 };
 
 static const char DETAILS[] =
-    "Trains for a few steps whose learning rate grows from --min-lr to --max-lr, by equal factors, "
-    "with the batches, the model and the optimizer of the configuration. Suggested is the rate at "
-    "which the smoothed loss falls most steeply. The weights go nowhere: lr_find.csv in the output "
-    "folder is all that is written.";
+    "Trains for a few steps whose learning rate grows from --min-lr to --max-lr, by equal\n"
+    "factors, with the batches, the model and the optimizer of the configuration. Suggested is\n"
+    "the rate at which the smoothed loss falls most steeply. The weights go nowhere: lr_find.csv\n"
+    "in the output folder is all that is written.";
 
 /* ---- on each rank ---------------------------------------------------------------------------- */
 
@@ -157,10 +157,9 @@ enum status cmd_lr_find(int argc, char **argv)
     bool help_shown = false;
     const struct option options[] = {
         {"config", OPTION_TEXT, &args.config, "FILE", "run configuration (YAML)", 0, 0, true},
-        {"min-lr", OPTION_REAL, &args.min_lr, "LR", "the first rate (1e-7)", 1e-30, 1e30, false},
-        {"max-lr", OPTION_REAL, &args.max_lr, "LR", "the last rate (1)", 1e-30, 1e30, false},
-        {"steps", OPTION_INT, &args.steps, "N", "how many rates (100)", LR_SWEEP_MIN_STEPS, 1e6,
-         false},
+        {"min-lr", OPTION_REAL, &args.min_lr, "LR", "the first rate", 1e-30, 1e30, false},
+        {"max-lr", OPTION_REAL, &args.max_lr, "LR", "the last rate", 1e-30, 1e30, false},
+        {"steps", OPTION_INT, &args.steps, "N", "how many rates", LR_SWEEP_MIN_STEPS, 1e6, false},
         {"output-dir", OPTION_TEXT, &args.output_dir, "DIR", "for lr_find.csv (output.dir)", 0, 0,
          false},
         {"ranks", OPTION_INT, &args.ranks, "N", "ranks that train together", 1, 4096, false},

@@ -449,7 +449,7 @@ enum status cmd_plan(int argc, char **argv)
          .kind = OPTION_LIST,
          .value = &a.sets,
          .metavar = "KEY=VALUE",
-         .help = "override a key of the configuration; repeatable"},
+         .help = "override a key of the configuration"},
     };
     const struct command command = {
         .name = "plan",

@@ -246,7 +246,7 @@ enum status cmd_predict(int argc, char **argv)
          "the text may hold no answer (a model trained on SQuAD 2.0)", 0, 0, false},
     };
     const struct command command = {.name = "predict",
-                                    .summary = "answer a question from a text",
+                                    .summary = "Answer a question from a text.",
                                     .details = DETAILS,
                                     .options = options,
                                     .option_count = sizeof options / sizeof *options};

@@ -71,7 +71,7 @@ enum status cmd_score(int argc, char **argv)
          .help = "null odds above X count as \"no answer\""},
     };
     const struct command command = {.name = "score",
-                                    .summary = "exact match and F1 of a predictions file",
+                                    .summary = "Exact match and F1 of a predictions file.",
                                     .details = DETAILS,
                                     .options = options,
                                     .option_count = sizeof options / sizeof options[0]};

@@ -175,7 +175,7 @@ enum status cmd_tokenize(int argc, char **argv)
          .help = "text, plain or gzip; - is standard input"},
     };
     const struct command command = {.name = "tokenize",
-                                    .summary = "split lines of text into WordPiece tokens",
+                                    .summary = "Split lines of text into WordPiece tokens.",
                                     .details = DETAILS,
                                     .options = options,
                                     .option_count = sizeof options / sizeof options[0]};

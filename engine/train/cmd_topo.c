@@ -255,7 +255,7 @@ enum status cmd_topo(int argc, char **argv)
          .help = "measure memory, and host to GPU, from near and far nodes; a second a pair"},
     };
     const struct command command = {.name = "topo",
-                                    .summary = "the machine, and which part of it each rank gets",
+                                    .summary = "The machine, and which part of it each rank gets.",
                                     .details = DETAILS,
                                     .options = options,
                                     .option_count = sizeof options / sizeof *options};

@@ -80,7 +80,7 @@ enum status cmd_train(int argc, char **argv)
          .kind = OPTION_LIST,
          .value = &args.sets,
          .metavar = "KEY=VALUE",
-         .help = "override a key of the configuration, as in optim.lr=5e-5; repeatable"},
+         .help = "override a key of the configuration, as in optim.lr=5e-5"},
         {.name = "padded",
          .kind = OPTION_FLAG,
          .value = &args.padded,
@@ -102,7 +102,7 @@ enum status cmd_train(int argc, char **argv)
          .kind = OPTION_INT,
          .value = &args.trace.step,
          .metavar = "N",
-         .help = "which step (5; the last one if there are fewer)",
+         .help = "which step; the last one if there are fewer",
          .min = 1,
          .max = 1e15},
         {.name = "profile",
@@ -123,7 +123,7 @@ enum status cmd_train(int argc, char **argv)
         .name = "train",
         .summary = "Fine-tune a model for question answering, and evaluate it.",
         .details =
-            "SIGINT, SIGTERM or SIGUSR1 ends the run after the step at hand; what there is is "
+            "SIGINT, SIGTERM or SIGUSR1 ends the run after the step at hand; what there is is\n"
             "written, a checkpoint too if they are on. A second one ends it at once.",
         .options = options,
         .option_count = SHORTHANDS + OWN_OPTIONS,
