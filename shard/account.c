@@ -148,8 +148,8 @@ static enum status placed_init(struct placed *s, const struct program *p)
         seen += p->instrs[i].op == OP_CUT;
     }
     for (int k = 0; k < s->parts; k++)
-        TRY(mem_alloc(&s->index[k], sizeof *s->index[k] * entries));
-    return mem_alloc(&s->index[PART_ALL], sizeof *s->index[PART_ALL] * entries);
+        TRY(mem_alloc_raw(&s->index[k], sizeof *s->index[k] * entries));
+    return mem_alloc_raw(&s->index[PART_ALL], sizeof *s->index[PART_ALL] * entries);
 }
 
 static void placed_release(struct placed *s)
@@ -364,22 +364,60 @@ out:
     return st;
 }
 
-/* With UPDATE_AUTO late, unless that costs memory. */
+/* The most that lives at one instruction: no placing needs less. */
+static enum status least_arena(size_t *bytes, const struct program_spec *spec)
+{
+    enum status st = ST_OK;
+    struct program p = {.instrs = NULL};
+    struct profile profile = {0};
+    *bytes = 0;
+    for (int k = 0; k < PROGRAM_KINDS && st == ST_OK; k++) {
+        TRY_GOTO(st, out, program_build(&p, (enum program_kind)k, spec));
+        TRY_GOTO(st, out, profile_init(&profile, &p));
+        *bytes = profile.peak > *bytes ? profile.peak : *bytes;
+        mem_free(&profile.live);
+    }
+out:
+    mem_free(&profile.live);
+    program_release(&p);
+    return st;
+}
+
+static bool costs_little(size_t late_bytes, size_t early_bytes)
+{
+    return late_bytes <= early_bytes + early_bytes / LATE_MAY_COST;
+}
+
+/* With UPDATE_AUTO late, unless that costs memory. It seldom does, and what early updates need at
+ * least mostly says so: placing takes most of the time. */
 static enum status build_chosen(struct plan *plan, struct account *account,
                                 const struct program_spec *spec)
 {
-    struct program_spec chosen = *spec;
-    struct account early;
+    enum status st = ST_OK;
+    struct program_spec late = *spec, early = *spec;
+    struct account early_account;
+    struct plan early_plan = {0};
+    size_t least;
     if (spec->update != UPDATE_AUTO)
         return build(plan, account, spec);
-    chosen.update = UPDATE_EARLY;
-    TRY(build(plan, &early, &chosen));
-    chosen.update = UPDATE_LATE;
-    TRY(build(plan, account, &chosen));
-    if (account->arena_bytes <= early.arena_bytes + early.arena_bytes / LATE_MAY_COST)
+    late.update = UPDATE_LATE;
+    early.update = UPDATE_EARLY;
+    TRY(build(plan, account, &late));
+    TRY_GOTO(st, out, least_arena(&least, &early));
+    if (costs_little(account->arena_bytes, least))
         return ST_OK;
-    chosen.update = UPDATE_EARLY;
-    return build(plan, account, &chosen);
+    TRY_GOTO(st, out, build(&early_plan, &early_account, &early));
+    if (!costs_little(account->arena_bytes, early_account.arena_bytes)) {
+        plan_release(plan);
+        *plan = early_plan;
+        *account = early_account;
+        early_plan = (struct plan){0};
+    }
+out:
+    plan_release(&early_plan);
+    if (st != ST_OK)
+        plan_release(plan);
+    return st;
 }
 
 enum status plan_build(struct plan *plan, struct account *account, const struct program_spec *spec)
