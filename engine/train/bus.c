@@ -2,20 +2,13 @@
 
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
+#include "engine/base/clock.h"
 #include "engine/base/log.h"
 
 enum { REPEATS = 3, REPORT_BYTES = 32 << 20, SETTINGS_BYTES = 512 };
 
 extern char **environ;
-
-static double seconds_now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 /* One gather in place, from the moment at which all ranks are ready. */
 static enum status gather(double *seconds, float *whole, int64_t numel, struct device *device,
@@ -23,11 +16,11 @@ static enum status gather(double *seconds, float *whole, int64_t numel, struct d
 {
     TRY(stream_sync(&device->streams[STREAM_GATHER]));
     TRY(comm_barrier(comm));
-    double begin = seconds_now();
+    double begin = clock_s();
     TRY(comm_all_gather(comm, &device->streams[STREAM_GATHER], whole, whole + comm->rank * numel,
                         numel, DTYPE_F32, done));
     TRY(event_wait(done));
-    *seconds = seconds_now() - begin;
+    *seconds = clock_s() - begin;
     return ST_OK;
 }
 

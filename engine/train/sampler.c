@@ -130,6 +130,7 @@ int64_t sampler_max_tokens(struct sampler *s, int64_t steps)
 struct sampler_mean sampler_mean(struct sampler *s, int64_t steps)
 {
     struct sampler_mean mean = {0};
+    steps = sampler_foreseen(s, steps);
     double micros = (double)steps * s->grad_accum;
     for (int64_t step = 0; step < steps; step++) {
         int64_t tokens = 0;

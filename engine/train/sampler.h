@@ -72,7 +72,8 @@ struct sampler_mean {
     double rows;                    /* of the length class */
 };
 
-/** sampler_mean() - over all micro-batches of steps [0, steps); zeros without steps. */
+/** sampler_mean() - over all micro-batches of steps [0, steps), or those that are foreseen; zeros
+ * without steps. Forgets the step at hand. */
 struct sampler_mean sampler_mean(struct sampler *s, int64_t steps);
 
 C_END
