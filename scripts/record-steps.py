@@ -2,6 +2,7 @@
 """Record instruction timings of real steps, for tests/train_recorded.c.
 
 usage: scripts/record-steps.py [--tessera ./tessera] [--out tests/data/steps] [--steps 3]
+       scripts/record-steps.py --card NAME CONFIG MICRO_BATCH TRACE.json
 
 Two ranks of one thread train the demo's model on the CPU at each zero stage with --trace; rank 0's
 instructions become tests/data/steps/stageS.tsv:
@@ -12,6 +13,17 @@ instructions become tests/data/steps/stageS.tsv:
     instr  op  unit  micro_batch  us  us  us
 
 us is what the rank itself spent on the instruction ("busy" of engine/train/trace.h).
+
+--card turns a trace of a card (`tessera train --config CONFIG --set train.micro_batch=MICRO_BATCH --trace`
+at stage 0 on one GPU, made there) into tests/data/steps/NAME.tsv, where streams overlap:
+
+    # card NVIDIA H200
+    # config bench/gpu/bert-base.yaml micro_batch 8
+    # rows 1792 class 1536           most rows of a micro-batch, for the plan; those of this step
+    # tokens 1495 squared_lengths 331801
+    # step_us 4686.592
+    instr  op  unit  micro_batch  begin_us  us
+
 Run it on a quiet machine; the files say what was measured, and nothing is edited in them.
 Standard library only.
 """
@@ -67,12 +79,45 @@ def record(args, stage):
         print(f"stage {stage}: step {t['otherData']['step_us'] / 1e3:.2f} ms, instructions {total / 1e3:.2f} ms")
 
 
+def mean_of(args, config, micro_batch, steps):
+    plan = json.loads(run([args.tessera, "plan", "--config", config, "--device", "cuda", "--ranks", "1",
+                           "--set", f"train.micro_batch={micro_batch}", "--data", "--json",
+                           "--set", f"train.steps={steps}"]))
+    return plan["rows"], {key: value * steps for key, value in plan["mean_micro_batch"].items()}
+
+
+def record_card(args, name, config, micro_batch, path):
+    trace = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+    facts, events = trace["otherData"], [e for e in trace["traceEvents"] if e["ph"] == "X"]
+    assert facts["world_size"] == 1 and [e["args"]["instr"] for e in events] == list(range(len(events)))
+    _, until = mean_of(args, config, micro_batch, facts["step"])
+    _, before = mean_of(args, config, micro_batch, facts["step"] - 1)
+    step = {key: round(until[key] - before[key]) for key in until}
+    assert step["tokens"] == facts["tokens"], (step, facts)
+    rows, _ = mean_of(args, config, micro_batch, args.card_steps)
+    lines = [f"# card {facts['device']}", f"# config {config} micro_batch {micro_batch}",
+             f"# rows {rows} class {step['rows_of_length_class']}",
+             f"# tokens {step['tokens']} squared_lengths {step['squared_lengths']}",
+             f"# step_us {facts['step_us']:.3f}"]
+    for event in events:
+        a = event["args"]
+        lines.append("\t".join([str(a["instr"]), a["op"], a["unit"] or "-", str(a["micro_batch"]),
+                                f"{event['ts']:.3f}", f"{event['dur']:.3f}"]))
+    out = pathlib.Path(args.out) / f"{name}.tsv"
+    out.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--tessera", default="./tessera")
     parser.add_argument("--out", default="tests/data/steps")
     parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--card", nargs=4, metavar=("NAME", "CONFIG", "MICRO_BATCH", "TRACE"))
+    parser.add_argument("--card-steps", type=int, default=12, help="of the traced run, for its plan")
     args = parser.parse_args()
+    if args.card:
+        record_card(args, *args.card)
+        return
     for stage in range(4):
         record(args, stage)
 

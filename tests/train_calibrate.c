@@ -11,7 +11,7 @@
 #include "engine/train/run.h"
 #include "tests/support/run.h"
 
-static const struct calibrate_sizes tiny = {.widths = {32, 64, 128},
+static const struct calibrate_sizes tiny = {.widths = {32, 64, 96, 128},
                                             .rows = {8, 16, 32, 64},
                                             .heads = {32, 64},
                                             .lengths = {8, 16},

@@ -246,7 +246,7 @@ static void say_sources(struct machine *m, const struct bench *b, int threads)
 static struct calibrate_sizes sizes_for(const struct device *device)
 {
     if (device->asynchronous)
-        return (struct calibrate_sizes){.widths = {768, 1024, 4096},
+        return (struct calibrate_sizes){.widths = {256, 768, 1024, 4096},
                                         .rows = {512, 1408, 2816, 11264},
                                         .heads = {32, 64},
                                         .lengths = {128, 384},
@@ -255,7 +255,7 @@ static struct calibrate_sizes sizes_for(const struct device *device)
                                         .channels = 1024,
                                         .update_numel = 32 << 20,
                                         .link_numel = 64 << 20};
-    return (struct calibrate_sizes){.widths = {256, 384, 768},
+    return (struct calibrate_sizes){.widths = {128, 256, 384, 768},
                                     .rows = {64, 256, 512, 1024},
                                     .heads = {32, 64},
                                     .lengths = {128, 384},

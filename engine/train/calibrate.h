@@ -28,7 +28,7 @@
 
 C_BEGIN
 
-enum { CALIBRATE_WIDTHS = 3, CALIBRATE_ROWS = 4, CALIBRATE_HEADS = 2, CALIBRATE_LENGTHS = 2 };
+enum { CALIBRATE_WIDTHS = 4, CALIBRATE_ROWS = 4, CALIBRATE_HEADS = 2, CALIBRATE_LENGTHS = 2 };
 
 /* How much is measured; each array ascends. */
 struct calibrate_sizes {
