@@ -117,7 +117,7 @@ static void ranks_share_the_cores_of_a_machine_that_has_2000(void **state)
 
 /* ---- tessera compare ------------------------------------------------------------------------- */
 
-static void b86_a_run_of_compare_does_not_begin_alone(void **state)
+static void a_run_of_compare_does_not_begin_alone(void **state)
 {
     (void)state;
     struct run_config c = run_tiny_with(&scratch, (struct tiny_run){.steps = 2});
@@ -156,7 +156,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_second_of_two_signals_ends_at_once_in_any_thread),
         cmocka_unit_test(ranks_share_the_cores_of_a_machine_that_has_2000),
-        cmocka_unit_test(b86_a_run_of_compare_does_not_begin_alone),
+        cmocka_unit_test(a_run_of_compare_does_not_begin_alone),
     };
     if (argc > 1 && strcmp(argv[1], "train") == 0) { /* compare has started "itself" */
         FILE *f = fopen(getenv("TEST_MARK"), "w");
