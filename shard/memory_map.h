@@ -3,8 +3,8 @@
  *
  * A segment tree over the places where buffers begin and end:
  *
- *     places   0      256          1024   1280        leaf i: the bytes from place i to place i + 1
- *              | leaf 0 |  leaf 1  | leaf 2 |
+ *     places   0          256        1024       1280     leaf i: bytes from place i to place i + 1
+ *              |  leaf 0  |  leaf 1  |  leaf 2  |
  *
  * Instructions come in their order, so the latest use is the greatest number: a use raises the
  * nodes that make up its range, a question is the greatest of the nodes of its own range and of
