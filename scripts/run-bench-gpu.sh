@@ -87,6 +87,11 @@ part_ops() {
 }
 
 part_attention() {
+    if [ -x build/gpu/bench/cuda_attention ]; then
+        build/gpu/run bench/cuda_attention || code=1
+    elif [ -x build/release/bench/cuda_attention ]; then
+        build/release/bench/cuda_attention || code=1
+    fi
     if [ "$torch" = yes ]; then
         "$python" bench/gpu/attention.py || code=1
     else
