@@ -16,7 +16,7 @@ static const struct calibrate_sizes tiny = {.widths = {32, 64, 96, 128},
                                             .heads = {32, 64},
                                             .lengths = {8, 16},
                                             .channels = 64,
-                                            .few_rows = 16,
+                                            .few_rows = 32,
                                             .many_rows = 64,
                                             .update_numel = 4096,
                                             .link_numel = 8192};

@@ -166,8 +166,8 @@ static void rates_of_attention(struct machine *m, const struct calibrate_sizes *
         for (int i = 0; i < CALIBRATE_LENGTHS; i++) {
             double slope =
                 positive((t->many[h][i] - t->few[h][i]) / (many - few), t->many[h][i] / many);
-            add_point(&m->attention, z->heads[h], z->lengths[i],
-                      3 * 4 * C * (double)z->lengths[i] / slope);
+            int64_t length = z->lengths[i] * 5 / 4; /* of half and one and a half: squares / sum */
+            add_point(&m->attention, z->heads[h], length, 3 * 4 * C * (double)length / slope);
             calls += positive(t->few[h][i] - few * slope, 0) / 3 / CALIBRATE_LENGTHS;
         }
         m->attention_call_seconds = calls; /* the widest heads' in the end */
@@ -223,7 +223,8 @@ static void say_sources(struct machine *m, const struct bench *b, int threads)
         snprintf(ranks, sizeof ranks, "%d GPUs", world);
     const char *const what[MACHINE_GROUPS] = {
         [MACHINE_PRODUCTS] = "four layers of a block, three products each",
-        [MACHINE_ATTENTION] = "forward and backward, dropout 0.1, few rows and many",
+        [MACHINE_ATTENTION] =
+            "forward and backward, dropout 0.1, short and long sequences, few rows and many",
         [MACHINE_MEMORY] = "copy: a sum of two arrays; elementwise: GELU and residual norms; "
                            "update: AdamW",
         [MACHINE_LAUNCH] = "many tiny operations; collective: of a few bytes, less its hops",
@@ -249,16 +250,16 @@ static struct calibrate_sizes sizes_for(const struct device *device)
         return (struct calibrate_sizes){.widths = {256, 768, 1024, 4096},
                                         .rows = {512, 1408, 2816, 11264},
                                         .heads = {32, 64},
-                                        .lengths = {128, 384},
-                                        .few_rows = 1536,
-                                        .many_rows = 9216,
+                                        .lengths = {128, 320},
+                                        .few_rows = 1280,
+                                        .many_rows = 8960,
                                         .channels = 1024,
                                         .update_numel = 32 << 20,
                                         .link_numel = 64 << 20};
     return (struct calibrate_sizes){.widths = {128, 256, 384, 768},
                                     .rows = {64, 256, 512, 1024},
                                     .heads = {32, 64},
-                                    .lengths = {128, 384},
+                                    .lengths = {64, 192},
                                     .many_rows = 768,
                                     .channels = 512,
                                     .update_numel = 4 << 20,

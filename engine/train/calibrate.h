@@ -5,10 +5,11 @@
  * that they share memory and caches as they do in a step. A number of the profile is made from the
  * mean over ranks of the median of a few repeats:
  *
- *     products     the four linear layers of a block, of several widths and rows: forward, gradient
- *                  of data, gradient of weights
- *     attention    forward and backward at two lengths, dropout 0.1, narrow and wide heads; on GPUs
- *                  few rows and many: what both take is the call's, the rest the rate's
+ *     products     the four linear layers of a block, of several widths and rows: forward,
+ *                  gradient of data, gradient of weights
+ *     attention    forward and backward, dropout 0.1, narrow and wide heads, sequences of half and
+ *                  one and a half of two mean lengths; on GPUs few rows and many: what both take is
+ *                  the call's (the longest sequence ends last), the rest the rate's
  *     memory       what a block does beside that (GELU, two residual norms), by width and rows;
  *                  AdamW; a sum
  *     launch       many tiny operations in a row
@@ -34,8 +35,8 @@ enum { CALIBRATE_WIDTHS = 4, CALIBRATE_ROWS = 4, CALIBRATE_HEADS = 2, CALIBRATE_
 struct calibrate_sizes {
     int64_t widths[CALIBRATE_WIDTHS],
         rows[CALIBRATE_ROWS]; /* of products and the rest of a block */
-    /* Of attention: sequences of each length that fill few rows, and many; few 0: a call has no
-     * seconds of its own here. */
+    /* Of attention: sequences of half and one and a half of each length, by turns, that fill few
+     * rows, and many; few 0: a call has no seconds of its own here. */
     int64_t heads[CALIBRATE_HEADS], lengths[CALIBRATE_LENGTHS], few_rows, many_rows;
     int64_t channels; /* of attention, at most the last width; a multiple of all heads */
     int64_t update_numel, link_numel;

@@ -119,28 +119,33 @@ static enum status make_tensors(struct bench *b)
     return ST_OK;
 }
 
-/* Sequences of @length, or of all @rows if these are fewer, that fill them. */
-static enum status set_batch(struct bench *b, int64_t rows, int64_t length)
+/* Sequences of @length, or of all @rows if these are fewer, that fill them; by turns @spread
+ * shorter and longer. */
+static enum status set_batch(struct bench *b, int64_t rows, int64_t length, int64_t spread)
 {
     struct stage *g = b->stage;
     length = length < rows ? length : rows;
-    int64_t most = g->most_rows, count = rows / length;
+    int64_t most = g->most_rows, count = rows / length, end = 0;
     int32_t *cu = g->host_index, *kv = cu + most + 1, *sample = kv + most, *row = sample + most;
-    for (int64_t i = 0; i <= count; i++)
-        cu[i] = (int32_t)(i * length);
     for (int64_t i = 0; i < count; i++) {
-        kv[i] = (int32_t)length;
+        int64_t n = i % 2 == 0 ? length - spread : length + spread;
+        cu[i] = (int32_t)end;
+        kv[i] = (int32_t)n;
         sample[i] = (int32_t)i;
+        for (int64_t k = 0; k < n; k++)
+            row[end++] = (int32_t)i;
     }
-    for (int64_t i = 0; i < rows; i++)
-        row[i] = (int32_t)(i / length);
+    cu[count] = (int32_t)end;
+    ASSERT(end == count * length);
+    for (; end < rows; end++)
+        row[end] = (int32_t)(count - 1);
     TRY(device_copy(b->s, g->index, g->host_index, (size_t)(4 * most + 1) * sizeof *g->index));
     TRY(stream_sync(b->s));
     const int32_t *at = g->index, *zeros = at + 4 * most + 1;
     g->rows = rows;
     g->q = (struct sequences){.rows = rows,
                               .count = (int32_t)count,
-                              .max_length = (int32_t)length,
+                              .max_length = (int32_t)(length + spread),
                               .positions = POSITIONS,
                               .cu_seqlens = at,
                               .kv_len = at + most + 1,
@@ -281,7 +286,7 @@ static enum status time_block(struct bench *b, struct calibrate_times *t)
     for (int w = 0; w < CALIBRATE_WIDTHS; w++)
         for (int i = 0; i < CALIBRATE_ROWS; i++) {
             b->stage->channels = z->widths[w];
-            TRY(set_batch(b, z->rows[i], z->lengths[0]));
+            TRY(set_batch(b, z->rows[i], z->lengths[0], 0));
             TRY(bench_time_compute(b, &t->product[w][i], run_products));
             TRY(bench_time_compute(b, &t->elementwise[w][i], run_elementwise));
         }
@@ -295,11 +300,11 @@ static enum status time_attention(struct bench *b, struct calibrate_times *t)
     for (int h = 0; h < CALIBRATE_HEADS; h++)
         for (int i = 0; i < CALIBRATE_LENGTHS; i++) {
             b->stage->heads = z->channels / z->heads[h];
-            TRY(set_batch(b, z->many_rows, z->lengths[i]));
+            TRY(set_batch(b, z->many_rows, z->lengths[i], z->lengths[i] / 2));
             TRY(bench_time_compute(b, &t->many[h][i], run_attention));
             if (z->few_rows == 0)
                 continue;
-            TRY(set_batch(b, z->few_rows, z->lengths[i]));
+            TRY(set_batch(b, z->few_rows, z->lengths[i], z->lengths[i] / 2));
             TRY(bench_time_compute(b, &t->few[h][i], run_attention));
         }
     return ST_OK;
@@ -335,7 +340,7 @@ enum status calibrate_compute(struct bench *b, struct calibrate_times *times)
     TRY(make_all(b));
     TRY(time_all(b, times));
     g->channels = g->most_channels; /* for bench_products() */
-    return set_batch(b, g->most_rows, z->lengths[0]);
+    return set_batch(b, g->most_rows, z->lengths[0], 0);
 }
 
 void calibrate_compute_close(struct bench *b)

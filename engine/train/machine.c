@@ -6,9 +6,9 @@
 /*
  * Cards. The network is no part of them: near is NVLink within a node.
  *
- * The measured figures are of bench/RESULTS.md (H100, H200: own kernels; 28 November 2026) and of a
- * machine with 4 H200 and NCCL 2.28 (27 November 2026): products as the backward products of 12
- * blocks in one CUDA graph, collectives of 32 to 512 MiB.
+ * The measured figures are tessera calibrate's on one H200, those of bench/RESULTS.md (both of 28
+ * November 2026), and of a machine with 4 H200 and NCCL 2.28 (27 November 2026): collectives of 32
+ * to 512 MiB.
  */
 static const char nvlink4[] =
     "gather, reduce: measured on 4 H200, NCCL 2.28, between 128 and 512 MiB; hop: NCCL's own model "
@@ -28,18 +28,26 @@ static const struct {
      {.name = "NVIDIA H100 80GB HBM3",
       .date = "2026-11-28",
       .device = DEVICE_CUDA,
-      .source = {"2816: measured, BERT-large, 16 sequences a step, 8.24 ms of products; the others "
-                 "derived: H200's, times 619 / 680",
-                 "175: measured on H200 (same multiprocessors), dropout 0.1; 2048: 335 of "
-                 "arXiv:2307.08691, section 4.1, counted as 3 in place of 3.5 passes",
+      .source = {"derived: H200's, times 619 / 680, the products of BERT-large at 16 sequences, "
+                 "measured on both",
+                 "as H200's (same multiprocessors)",
                  "update: measured, BERT-large, 3.43 ms; copy: update is 97% of it, measured; "
                  "elementwise: derived, H200's times 3.35 / 4.8 TB/s of the data sheets",
                  "", "", "", ""},
-      .products = {{{768, {{{1408, 458e12}}, 1}}, {1024, {{{2816, 619e12}, {11136, 615e12}}, 2}}},
-                   2},
-      .attention = {{{64, {{{175, 80e12}, {2048, 287e12}}, 2}}}, 1},
+      .products = {{{768, {{{512, 254e12}, {1408, 438e12}, {2816, 548e12}, {11264, 598e12}}, 4}},
+                    {1024, {{{512, 338e12}, {1408, 447e12}, {2816, 604e12}, {11264, 615e12}}, 4}},
+                    {4096, {{{512, 584e12}, {1408, 605e12}, {2816, 617e12}, {11264, 606e12}}, 4}}},
+                   3},
+      .attention = {{{32, {{{128, 73.2e12}, {384, 97e12}}, 2}},
+                     {64, {{{128, 95.1e12}, {384, 130e12}, {2048, 287e12}}, 3}}},
+                    2},
+      .attention_call_seconds = 10.7e-6,
       .memory_per_second = 3.0e12,
-      .elementwise = {{{1024, {{{2816, 1.54e12}}, 1}}}, 1},
+      .elementwise =
+          {{{768, {{{512, 640e9}, {1408, 1.21e12}, {2816, 1.59e12}, {11264, 1.98e12}}, 4}},
+            {1024, {{{512, 777e9}, {1408, 1.35e12}, {2816, 1.7e12}, {11264, 2.09e12}}, 4}},
+            {4096, {{{512, 734e9}, {1408, 930e9}, {2816, 1.12e12}, {11264, 1.43e12}}, 4}}},
+           3},
       .update_per_second = 2.92e12,
       .launch_seconds = 0.87e-6,
       .call_seconds = 16e-6,
@@ -50,19 +58,32 @@ static const struct {
      {.name = "NVIDIA H200",
       .date = "2026-11-28",
       .device = DEVICE_CUDA,
-      .source = {"measured: 1408 BERT-base, 2816 and 11136 BERT-large",
-                 "175: measured, dropout 0.1; 2048: 335 of arXiv:2307.08691, section 4.1 (H100), "
-                 "counted as 3 in place of 3.5 passes",
-                 "measured: copy; elementwise, GELU and LayerNorm of BERT-large at 2,816 rows; "
-                 "update, 97% of copy on H100",
-                 "", "", "", ""},
-      .products = {{{768, {{{1408, 503e12}}, 1}}, {1024, {{{2816, 680e12}, {11136, 676e12}}, 2}}},
-                   2},
-      .attention = {{{64, {{{175, 80e12}, {2048, 287e12}}, 2}}}, 1},
-      .memory_per_second = 4.2e12,
-      .elementwise = {{{1024, {{{2816, 2.2e12}}, 1}}}, 1},
-      .update_per_second = 4.07e12,
-      .launch_seconds = 0.87e-6,
+      .source =
+          {"measured by tessera calibrate, one H200, driver 580: four layers of a block",
+           "measured by tessera calibrate, one H200, dropout 0.1; 2048: 335 of "
+           "arXiv:2307.08691, section 4.1 (H100), counted as 3 in place of 3.5 passes; call: "
+           "measured, what four real batches took beyond that, 7 to 13 us a pass",
+           "measured by tessera calibrate, one H200: copy, a sum of two arrays; elementwise, "
+           "GELU and residual norms; update, AdamW",
+           "kernel: measured by tessera calibrate; collective: measured on 4 H200, 26 us beside "
+           "the bytes, of which 3 hops of 3.4 us",
+           "", "", ""},
+      .products = {{{768, {{{512, 279e12}, {1408, 481e12}, {2816, 602e12}, {11264, 657e12}}, 4}},
+                    {1024, {{{512, 371e12}, {1408, 491e12}, {2816, 663e12}, {11264, 675e12}}, 4}},
+                    {4096, {{{512, 642e12}, {1408, 665e12}, {2816, 678e12}, {11264, 666e12}}, 4}}},
+                   3},
+      .attention = {{{32, {{{128, 73.2e12}, {384, 97e12}}, 2}},
+                     {64, {{{128, 95.1e12}, {384, 130e12}, {2048, 287e12}}, 3}}},
+                    2},
+      .attention_call_seconds = 10.7e-6,
+      .memory_per_second = 4.31e12,
+      .elementwise =
+          {{{768, {{{512, 917e9}, {1408, 1.74e12}, {2816, 2.28e12}, {11264, 2.83e12}}, 4}},
+            {1024, {{{512, 1.11e12}, {1408, 1.94e12}, {2816, 2.44e12}, {11264, 3e12}}, 4}},
+            {4096, {{{512, 1.05e12}, {1408, 1.33e12}, {2816, 1.6e12}, {11264, 2.04e12}}, 4}}},
+           3},
+      .update_per_second = 4.37e12,
+      .launch_seconds = 1.04e-6,
       .call_seconds = 16e-6,
       .near = {3.4e-6, 326e9, 321e9},
       .slow_down_near = 1.1,
@@ -71,18 +92,27 @@ static const struct {
      {.name = "NVIDIA A100-SXM4-80GB",
       .date = "2026-11-28",
       .device = DEVICE_CUDA,
-      .source = {"derived: 312 TFLOP/s of the data sheet, times H200's measured share of its peak",
-                 "175: derived, H200's times 312 / 989; 2048: 230 of arXiv:2307.08691, section "
-                 "4.1, counted as 3 in place of 3.5 passes",
+      .source = {"derived: H200's times 312 / 989 TFLOP/s of the data sheets",
+                 "derived: as products; 2048: 230 of arXiv:2307.08691, section 4.1, counted as 3 "
+                 "in place of 3.5 passes",
                  "derived: H200's times 2.04 / 4.8 TB/s of the data sheets", "derived: as H100's",
                  "derived: H200's times 600 / 900 GB/s of the data sheets; hop: NCCL's own model "
                  "of a ring (src/graph/tuning.cc, Simple over NVLink)",
                  "", "near: derived, as H200's; far: assumed, 16 of 108 multiprocessors"},
-      .products = {{{768, {{{1408, 159e12}}, 1}}, {1024, {{{2816, 215e12}, {11136, 213e12}}, 2}}},
-                   2},
-      .attention = {{{64, {{{175, 25e12}, {2048, 197e12}}, 2}}}, 1},
+      .products = {{{768, {{{512, 87.9e12}, {1408, 152e12}, {2816, 190e12}, {11264, 207e12}}, 4}},
+                    {1024, {{{512, 117e12}, {1408, 155e12}, {2816, 209e12}, {11264, 213e12}}, 4}},
+                    {4096, {{{512, 202e12}, {1408, 210e12}, {2816, 214e12}, {11264, 210e12}}, 4}}},
+                   3},
+      .attention = {{{32, {{{128, 23.1e12}, {384, 30.6e12}}, 2}},
+                     {64, {{{128, 30e12}, {384, 40.9e12}, {2048, 197e12}}, 3}}},
+                    2},
+      .attention_call_seconds = 10.7e-6,
       .memory_per_second = 1.78e12,
-      .elementwise = {{{1024, {{{2816, 0.93e12}}, 1}}}, 1},
+      .elementwise = {{{768, {{{512, 390e9}, {1408, 738e9}, {2816, 968e9}, {11264, 1.2e12}}, 4}},
+                       {1024,
+                        {{{512, 473e9}, {1408, 824e9}, {2816, 1.04e12}, {11264, 1.27e12}}, 4}},
+                       {4096, {{{512, 447e9}, {1408, 566e9}, {2816, 681e9}, {11264, 868e9}}, 4}}},
+                      3},
       .update_per_second = 1.73e12,
       .launch_seconds = 0.87e-6,
       .call_seconds = 16e-6,
