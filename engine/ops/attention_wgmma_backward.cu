@@ -26,11 +26,15 @@
  */
 #include "engine/ops/attention_wgmma.cuh"
 
+#ifdef WGMMA_CODE
+
 /* dS of a masked and a whole probability; @delta times 1 - p. */
 __device__ static inline float score_gradient(float masked, float p, float dp, float delta)
 {
     return fmaf(masked, dp, -(p * delta));
 }
+
+#endif
 
 /* ---- dQ -------------------------------------------------------------------------------------- */
 
@@ -39,6 +43,8 @@ template <int D> struct dq_shape {
     enum { TILES = tile_bytes(TILE * (2 + 2 * STAGES), D) };
     enum { BYTES = TILES + TILE * (int)sizeof(float2) };
 };
+
+#ifdef WGMMA_CODE
 
 /*
  * lse in powers of two and delta = dout . out of the block's rows, to @stats in shared memory and
@@ -147,8 +153,6 @@ __device__ inline void query_step(uint32_t (&left)[TILE / 16][4], const float (&
                      score_gradient(m1, p1, dp[n][2 * half + 1], q.delta[half]));
         }
 }
-
-#ifdef WGMMA_CODE
 
 /* dQ of the block's queries, without its factor. The first key stages are on their way. */
 template <int D, bool DROP>
@@ -270,6 +274,8 @@ template <int D> struct dkv_shape {
     enum { BYTES = TILES + STAGES * STAGE };
 };
 
+#ifdef WGMMA_CODE
+
 /* A stage: 64 queries, their dout, stats, and keep bits of this tile's 64 keys. */
 struct query_stage {
     bf16 *queries, *douts;
@@ -345,8 +351,6 @@ __device__ inline void key_step(uint32_t (&masked)[TILE / 16][4],
         }
     }
 }
-
-#ifdef WGMMA_CODE
 
 /* dK and dV of the block's keys, without their factors, over @queries of the sequence. */
 template <int D, bool DROP>

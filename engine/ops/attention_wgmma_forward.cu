@@ -20,6 +20,8 @@ template <int D> struct forward_shape {
     enum { BLOCKS = 4, BYTES = tile_bytes(TILE * (1 + 2 * STAGES), D) };
 };
 
+#ifdef WGMMA_CODE
+
 /* Masks of a tile's pairs: words n of a call are accumulators n of four. */
 struct keep_masks {
     uint32_t row[2][TILE_SETS];
@@ -41,6 +43,8 @@ __device__ static inline struct keep_masks keep_masks(const struct keep_start &k
         }
     return x;
 }
+
+#endif
 
 template <int D>
 __global__ static void __launch_bounds__(MMA_THREADS, forward_shape<D>::BLOCKS)
