@@ -296,6 +296,8 @@ static enum status async_error(struct nccl_comm *n, char *cause, size_t bytes)
     pthread_mutex_lock(&n->lock);
     for (int i = 0; !n->ended && st == ST_OK && i < COMMS; i++) {
         ncclResult_t state = ncclSuccess;
+        if (n->comms[i] == NULL)
+            continue;
         ncclResult_t asked = ncclCommGetAsyncError(n->comms[i], &state);
         if (asked == ncclSuccess && (state == ncclSuccess || state == ncclInProgress))
             continue;
@@ -389,10 +391,22 @@ static enum status issued(struct nccl_comm *n, enum status st)
     return st;
 }
 
+/* One rank has no communicators: they would take 1 GB of the card, and a graph with NCCL's calls in
+ * it has edges that nobody needs. */
+static enum status alone(struct stream *s, void *out, const void *in, int64_t numel,
+                         enum dtype dtype, struct event *done)
+{
+    if (out != in)
+        TRY(device_copy(s, out, in, (size_t)numel * dtype_bytes(dtype)));
+    return event_record(done, s);
+}
+
 static enum status all_gather(struct comm *comm, struct stream *s, void *out, const void *in,
                               int64_t numel, enum dtype dtype, struct event *done)
 {
     ncclComm_t nccl = NULL;
+    if (comm->world_size == 1)
+        return alone(s, out, in, numel, dtype, done);
     TRY(begin((struct nccl_comm *)comm, s, "all_gather", numel, dtype, &nccl));
     TRY(issued((struct nccl_comm *)comm, NCCL(ncclAllGather(in, out, (size_t)numel, type_of(dtype),
                                                             nccl, (cudaStream_t)s->handle))));
@@ -403,6 +417,8 @@ static enum status reduce_scatter(struct comm *comm, struct stream *s, void *out
                                   int64_t numel, enum dtype dtype, struct event *done)
 {
     ncclComm_t nccl = NULL;
+    if (comm->world_size == 1)
+        return alone(s, out, in, numel, dtype, done);
     TRY(begin((struct nccl_comm *)comm, s, "reduce_scatter", numel, dtype, &nccl));
     TRY(issued((struct nccl_comm *)comm,
                NCCL(ncclReduceScatter(in, out, (size_t)numel, type_of(dtype), ncclSum, nccl,
@@ -414,6 +430,8 @@ static enum status broadcast(struct comm *comm, struct stream *s, void *data, in
                              enum dtype dtype, int root, struct event *done)
 {
     ncclComm_t nccl = NULL;
+    if (comm->world_size == 1)
+        return alone(s, data, data, numel, dtype, done);
     TRY(begin((struct nccl_comm *)comm, s, "broadcast", numel, dtype, &nccl));
     TRY(issued((struct nccl_comm *)comm,
                NCCL(ncclBroadcast(data, data, (size_t)numel, type_of(dtype), root, nccl,
@@ -626,6 +644,8 @@ out:
 
 static enum status connect_all(struct nccl_comm *n)
 {
+    if (n->base.world_size == 1)
+        return ST_OK;
     TRY(share_id(n));
     TRY(call_start(n, run_open));
     return job_wait(n, CALL, n->base.timeout_ms, true, "setting up NCCL's communicators");

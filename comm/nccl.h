@@ -45,7 +45,7 @@ C_BEGIN
 /**
  * nccl_comm_open() - join the NCCL communicators of all ranks. All ranks call it.
  * @device: of this rank; borrowed, and waits of it are watched from now on.
- * @rv: borrowed; NULL when @world_size is 1.
+ * @rv: borrowed; NULL when @world_size is 1: one rank has no communicators, only copies.
  * @timeout_ms: deadline of the opening, and of each host wait later.
  * @windows: comm_memory_open() makes symmetric windows, where all ranks can; the same on all.
  *
