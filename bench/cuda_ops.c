@@ -287,6 +287,7 @@ static enum status issue_sets(struct work *w, issue_fn *issue, size_t set_bytes,
     for (int i = 0; i < sets; i++) {
         w->a = arena_over((char *)w->b->memory + (size_t)i * set_bytes, set_bytes);
         TRY(issue(w, &unused));
+        TRY(op_finish_sums(w->b->s));
     }
     return ST_OK;
 }
@@ -301,6 +302,7 @@ static enum status time_op(double us[REPEATS], struct work *w, issue_fn *issue, 
     memset(&w->a, 0, sizeof w->a);
     *cost = (struct cost){0, 0};
     TRY(issue(w, cost)); /* measures */
+    TRY(op_finish_sums(w->b->s));
     size_t set_bytes = w->a.used;
     int sets = (int)(MEMORY_BYTES / set_bytes), wanted = (int)(TOUCHED_BYTES / set_bytes) + 4;
     sets = sets > MAX_SETS ? MAX_SETS : sets;

@@ -91,6 +91,35 @@ static void gelu_backward_case(struct twins *w, int64_t T, int64_t F, bool in_pl
     twins_end(w);
 }
 
+enum { SUMS = 30 }; /* more than wait at once */
+
+/* All but the last into places of their own, the last two into one. */
+static enum status many_sums(struct stream *s, struct tensor dpre, struct tensor act,
+                             struct tensor dbias, struct tensor dout, struct tensor pre)
+{
+    for (int i = 0; i < SUMS; i++) {
+        int64_t place = i < SUMS - 1 ? i : i - 1;
+        float *out = (float *)dbias.data + place * pre.shape[1];
+        TRY(op_gelu_backward(s, dpre, act, tensor_1d(out, DTYPE_F32, pre.shape[1]), dout, pre,
+                             i == SUMS - 1));
+    }
+    return ST_OK;
+}
+
+static void sums_case(struct twins *w, int64_t T, int64_t F)
+{
+    twins_begin(w, "gelu_backward", "T=%d F=%d, %d sums at once", (int)T, (int)F, SUMS);
+    double tolerance = 1.05 * w->u + 32 * w->f;
+    struct twin act = twin_output(w, "act", T, F, NULL, tolerance), pre = twin_random(w, T, F, 2.0);
+    struct twin dpre = twin_output(w, "dpre", T, F, NULL, tolerance);
+    struct twin dout = twin_random(w, T, F, 1.0);
+    struct twin dbias =
+        twin_output_f32(w, "dbias", SUMS - 1, F, NULL, 8 * (sqrt((double)T) + 4) * w->f);
+    TWINS_RUN(
+        w, many_sums(ON_STREAM(w), ON(w, dpre), ON(w, act), ON(w, dbias), ON(w, dout), ON(w, pre)));
+    twins_end(w);
+}
+
 static void gelu_cases(const struct twin_group *g, struct twins *w)
 {
     static const int sizes[] = {1, 7, 8, 263, 2049, 100000};
@@ -108,6 +137,8 @@ static void gelu_cases(const struct twin_group *g, struct twins *w)
         gelu_backward_case(w, rows[i], columns[i], true, true);
         gelu_backward_case(w, rows[i], columns[i], false, false);
     }
+    sums_case(w, 61, 256);
+    sums_case(w, 5, 63);
 }
 
 static void gelu(void **state)

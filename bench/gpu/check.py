@@ -6,8 +6,9 @@ usage: bench/gpu/check.py [--gpus N] [--budget SECONDS] [--only WORD]... [--out 
   tests    the cuda_* test programs
   fp32     the losses of 5 steps equal the CPU's within rounding: same seed, same ranks, dropout on
   bits     stages 0-3 have the same losses, norms and final evaluation to the last bit, as have
-           overlap on and off, graphs on and off, any prefetch, recomputation, a second run, and a
-           traced run; with one micro-batch a step and with two; on 1, 2, 4, ... GPUs
+           overlap on and off, graphs on and off, early launches on and off, any prefetch,
+           recomputation, a second run, and a traced run; with one micro-batch a step and with two;
+           on 1, 2, 4, ... GPUs
   curve    bf16 stays within a band of the CPU's fp32 curve over 300 steps of real questions
   resume   steps, a checkpoint, a resume and steps again = the steps at one go, to the last bit;
            on another world and stage nearly; the best weights exported answer as they did
@@ -215,6 +216,7 @@ class Check:
                 group.append(("again", {}))
             if most and not extra:
                 group += [("no graphs, stage 0", {"train__graphs": False}),
+                          ("no early launches", {"train__early_launch": False}),
                           ("no overlap, stage 1", {"train__overlap": False, "train__zero_stage": 1}),
                           ("stage 3, prefetch 0", {"train__prefetch": 0, "train__zero_stage": 3}),
                           ("stage 3, prefetch 3", {"train__prefetch": 3, "train__zero_stage": 3}),

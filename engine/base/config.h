@@ -67,6 +67,7 @@ struct run_config {
         char gemm_plan[CONFIG_TEXT_BYTES]; /* "auto", "off" or a folder: engine/train/products.h */
         bool windows; /* NCCL: collectives in symmetric windows, where all ranks can */
         int64_t gemm_multiprocessors; /* 0: all */
+        bool early_launch;            /* CUDA: kernels overlap with the end of those before */
         int64_t max_unit_numel;
         int64_t threads; /* BLAS and op threads a rank; 0 = cores / local ranks */
         enum bind_kind bind;

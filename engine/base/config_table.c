@@ -135,6 +135,8 @@ const struct config_field config_fields[] = {
     INT(train, gemm_multiprocessors, 0, 0, 1 << 16,
         "On CUDA: multiprocessors that matrix products are made for, to leave some to collectives "
         "that run beside them; 0: all."),
+    BOOL(train, early_launch, true,
+         "On CUDA, H100 and newer: a kernel's blocks are placed while the kernel before it ends."),
     INT(train, max_unit_numel, 16777216, 128, INT64_C(1) << 40,
         "Tables with more elements than this are split into several units."),
     INT(train, threads, 0, 0, 4096,

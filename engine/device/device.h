@@ -45,6 +45,7 @@ struct stream {
     /* Scratch memory of the ops issued on this stream; they use it one after the other. */
     void *workspace; /* borrowed, device memory */
     size_t workspace_bytes;
+    void *pending; /* CUDA: sums that engine/ops has yet to finish, owned by it (columns.cu) */
 };
 
 /* On the CPU a collective puts its completion here; done events have complete == NULL. */
@@ -113,6 +114,7 @@ struct device {
     int host_threads;        /* that this rank may use on the host: `threads`, but for CUDA more */
     bool fixed_rows;   /* tensors have the length class's rows, not the batch's (CUDA graphs) */
     bool asynchronous; /* issuing returns before the work is done */
+    bool early_launch; /* CUDA: kernels overlap with the end of those before (cuda_common.cuh) */
     bool lost;         /* see device_settle() */
     char name[128];    /* "NVIDIA H100 80GB HBM3", "AMD EPYC 7B13, OpenBLAS Haswell" */
     char bus_id[32];   /* of the card, "0000:3b:00.0"; "" on the CPU */

@@ -232,6 +232,8 @@ static enum status fill(struct stream *s, void *out, int byte, size_t bytes)
 {
     if (bytes == 0)
         return ST_OK;
+    if (bytes <= FILL_KERNEL_BYTES)
+        return fill_launch(s->handle, out, byte, bytes);
     return CUDA(cudaMemsetAsync(out, byte, bytes, stream_of(s)));
 }
 
@@ -409,6 +411,7 @@ static enum status describe(struct device *device)
                     "tensor cores)",
                     device->index, properties.name, properties.major, properties.minor);
     ASSERT(properties.unifiedAddressing);
+    device->early_launch = properties.major >= 9;
     return ST_OK;
 }
 

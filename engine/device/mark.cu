@@ -15,3 +15,21 @@ enum status mark_launch(void *stream, uint32_t *word, uint32_t value)
     mark_kernel<<<1, 1, 0, (cudaStream_t)stream>>>(word, value);
     return CUDA(cudaGetLastError());
 }
+
+enum { FILL_THREADS = 256 };
+
+/* Thread t of all: bytes t, t + threads, ... */
+static __global__ void fill_kernel(unsigned char *out, int byte, size_t bytes)
+{
+    for (size_t i = blockIdx.x * (size_t)FILL_THREADS + threadIdx.x; i < bytes;
+         i += gridDim.x * (size_t)FILL_THREADS)
+        out[i] = (unsigned char)byte;
+}
+
+enum status fill_launch(void *stream, void *out, int byte, size_t bytes)
+{
+    unsigned blocks = (unsigned)((bytes + 4 * FILL_THREADS - 1) / (4 * FILL_THREADS));
+    fill_kernel<<<blocks, FILL_THREADS, 0, (cudaStream_t)stream>>>((unsigned char *)out, byte,
+                                                                   bytes);
+    return CUDA(cudaGetLastError());
+}

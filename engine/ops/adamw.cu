@@ -45,6 +45,7 @@ template <typename E> __global__ static void adamw_kernel(E *param, struct adam_
 {
     int64_t i = ((int64_t)blockIdx.x * ADAM_THREADS + threadIdx.x) * 4;
     __shared__ struct adam_factors f; /* made once a block: it takes divisions in double */
+    kernel_begin();
     if (a.state->skip)
         return;
     if (threadIdx.x == 0)
@@ -102,8 +103,8 @@ enum status cuda_adamw(struct stream *s, struct tensor param, struct tensor mast
         return ST_OK;
     unsigned blocks = (unsigned)div_up(a.n, ADAM_THREADS * 4);
     if (param.data && param.dtype == DTYPE_BF16)
-        adamw_kernel<bf16><<<blocks, ADAM_THREADS, 0, stream_cuda(s)>>>((bf16 *)param.data, a);
-    else
-        adamw_kernel<float><<<blocks, ADAM_THREADS, 0, stream_cuda(s)>>>((float *)param.data, a);
-    return CUDA(cudaGetLastError());
+        return launch_kernel(s, dim3(blocks), ADAM_THREADS, adamw_kernel<bf16>, (bf16 *)param.data,
+                             a);
+    return launch_kernel(s, dim3(blocks), ADAM_THREADS, adamw_kernel<float>, (float *)param.data,
+                         a);
 }

@@ -76,17 +76,6 @@ __device__ static inline void copy_8(void *to, const void *from, bool real)
                  : "memory");
 }
 
-__device__ static inline void copies_commit(void)
-{
-    asm volatile("cp.async.commit_group;" ::: "memory");
-}
-
-/* Wait until at most @PENDING of the youngest groups of this thread are under way. */
-template <int PENDING> __device__ inline void copies_wait(void)
-{
-    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-}
-
 enum tile_order { ROWS_IN_ORDER, ROWS_AS_KEYS };
 
 /*

@@ -48,3 +48,9 @@ void columns_sum_cpu(struct stream *s, float *out, const float *x, int64_t rows,
     int64_t grain = round_up(PIECE_NUMEL / (rows > 0 ? rows : 1) + 1, SUM_COLUMNS);
     pieces_run(s, sum_piece, &c, columns, grain);
 }
+
+enum status finish_sums_cpu(struct stream *s)
+{
+    (void)s;
+    return ST_OK;
+}

@@ -19,6 +19,9 @@ C_BEGIN
 void columns_sum_cpu(struct stream *s, float *out, const float *x, int64_t rows, int64_t columns,
                      bool add);
 
+/** finish_sums_cpu() - nothing: sums on the CPU are never left unfinished. */
+enum status finish_sums_cpu(struct stream *s);
+
 C_END
 
 #endif

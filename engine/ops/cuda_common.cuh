@@ -1,6 +1,7 @@
 /*
  * engine/ops/cuda_common.cuh - what all CUDA kernels of the ops share.
  *
+ *   launches      kernels that may be placed while the one before them ends
  *   packs         W elements in one access; arithmetic is always on floats
  *   row groups    THREADS threads that hold one row in registers, and their ordered sum
  *   dropout       the masks of engine/base/rng.h, computed where they are used
@@ -37,6 +38,60 @@ static inline cudaStream_t stream_cuda(const struct stream *s)
 static inline int64_t div_up(int64_t a, int64_t b)
 {
     return (a + b - 1) / b;
+}
+
+/* ---- launches ------------------------------------------------------------------------------ */
+
+/*
+ * Programmatic dependent launch: the blocks of a kernel are placed as soon as all of the kernel
+ * before it on the stream have begun, and wait in kernel_begin() until that one has ended and its
+ * writes can be seen. So all of a kernel's accesses stand behind kernel_begin(), reads and writes
+ * alike, and every block calls it: then "the one before has ended" holds for all before that one
+ * too. What others launch (cuBLASLt, collectives, copies) waits in full, as without this.
+ *
+ * Source: CUDA C++ Programming Guide, "Programmatic Dependent Launch and Synchronization".
+ */
+__device__ static inline void kernel_begin(void)
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+/** launch_kernel() - enqueue a kernel that begins with kernel_begin(). */
+template <typename... P, typename... A>
+static inline enum status launch_kernel(struct stream *s, dim3 grid, int threads,
+                                        void (*kernel)(P...), A... args)
+{
+    cudaLaunchAttribute early = {};
+    cudaLaunchConfig_t config = {};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = grid;
+    config.blockDim = dim3((unsigned)threads);
+    config.stream = stream_cuda(s);
+    config.attrs = &early;
+    config.numAttrs = s->device->early_launch ? 1 : 0;
+    return CUDA(cudaLaunchKernelEx(&config, kernel, P(args)...));
+}
+
+/* Sixteen bytes on their way to shared memory, past the registers; cp.async of PTX. */
+__device__ static inline void copy_16_bytes(void *shared, const void *global)
+{
+    uint32_t to = (uint32_t)__cvta_generic_to_shared(shared);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
+}
+
+__device__ static inline void copies_commit(void)
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+/* Wait until at most @PENDING of the youngest groups of this thread are under way. */
+template <int PENDING> __device__ inline void copies_wait(void)
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
 /* ---- packs --------------------------------------------------------------------------------- */
@@ -271,7 +326,7 @@ __device__ inline void dropout_apply(float (&x)[W], const struct dropout_key &m,
 /*
  * Sums over rows. A block of 256 threads takes COLUMN_ROWS rows and 32 packs of columns: thread
  * (lane, row lane) adds rows row lane, row lane + 8, ... of pack lane; the eight row lanes are
- * added in order and give one row of partial sums; columns_finish() adds those in order.
+ * added in order and give one row of partial sums; columns_finish() has those added in order.
  */
 enum { COLUMN_THREADS = 256, COLUMN_LANES = 8 };
 
@@ -303,9 +358,18 @@ struct column_sets {
     int count;
 };
 
+/*
+ * Few rows of partial sums are little work for a kernel, so those of several ops are added by one:
+ * they wait at the end of the workspace until cuda_finish_sums(), or until somebody needs the room.
+ */
+
+/** columns_reserve() - room for @numel floats of partial sums until they are finished. */
+enum status columns_reserve(float **out, struct stream *s, int64_t numel);
+
 /**
- * columns_finish() - out[k] (columns) = (add ? out[k] : 0) + the sum of @parts rows, for each set.
- * @partial: (parts, sets, columns) fp32; @parts may be 0.
+ * columns_finish() - note: out[k] (columns) = (add ? out[k] : 0) + the sum of @parts rows, for each
+ * set.
+ * @partial: (parts, sets, columns), from columns_reserve(); @parts may be 0.
  */
 enum status columns_finish(struct stream *s, struct column_sets sets, const float *partial,
                            int64_t parts, int64_t columns, bool add);
@@ -315,12 +379,17 @@ enum status columns_finish(struct stream *s, struct column_sets sets, const floa
  * @x: (rows, columns) fp32 or bf16.
  * @label: NULL, or (rows): only rows with label[row] == value count.
  *
- * Workspace: column_parts(rows) * columns floats.
+ * Reserves column_parts(rows) * columns floats.
  */
 enum status columns_sum(struct stream *s, float *out, struct tensor x, const int32_t *label,
                         int32_t value, bool add);
 
-/** stream_scratch() - the stream's workspace; ST_INVALID when it holds fewer than @bytes. */
-enum status stream_scratch(void **out, const struct stream *s, size_t bytes);
+/** stream_scratch() - the stream's workspace, for one op; ST_INVALID when it holds fewer than
+ * @bytes. Sums that wait in this part of it are finished first. */
+enum status stream_scratch(void **out, struct stream *s, size_t bytes);
+
+/** columns_open(), columns_close() - the list of pending sums of each stream of a device. */
+enum status columns_open(struct device *device);
+void columns_close(struct device *device);
 
 #endif

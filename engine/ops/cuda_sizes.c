@@ -13,19 +13,24 @@ static size_t norm_bytes(const struct op_limits *limits)
     return (size_t)(parts * COLUMN_SETS * limits->channels) * sizeof(float);
 }
 
+/* Of a block's backward: two norms, the GELU's bias and that of query, key and value. A unit with
+ * more finishes some of them earlier. */
+static size_t sums_bytes(const struct op_limits *limits)
+{
+    int64_t columns = column_parts(limits->rows) * (3 * limits->channels + limits->ffn);
+    return 2 * norm_bytes(limits) + (size_t)columns * sizeof(float) + 4 * 256;
+}
+
 /*
  * The ops of a stream run one after the other, so the largest need is enough: cuBLASLt's fixed
- * workspace, a pair of column sums over the widest matrix, the norms' sums, attention's sums and
- * keep bits of a row and head, and a double a block or a sequence.
+ * workspace, attention's sums and keep bits of a row and head, and a double a block or a sequence.
+ * Behind that are the sums over rows that are still to be finished.
  */
 size_t cuda_workspace_bytes(const struct device *device, const struct op_limits *limits)
 {
     (void)device;
-    int64_t widest = limits->channels * 3 > limits->ffn ? limits->channels * 3 : limits->ffn;
-    size_t columns = (size_t)(2 * column_parts(limits->rows) * widest) * sizeof(float);
     size_t attention = attention_workspace_bytes_cuda(limits->heads, limits->rows,
                                                       limits->sequences, limits->max_length);
     size_t sums = (size_t)(limits->sequences + NORM_BLOCKS) * 2 * sizeof(double);
-    columns = largest(columns, norm_bytes(limits));
-    return largest(largest(GEMM_WORKSPACE_BYTES, columns), largest(attention, sums));
+    return largest(GEMM_WORKSPACE_BYTES, largest(attention, sums)) + sums_bytes(limits);
 }

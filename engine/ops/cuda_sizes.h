@@ -15,7 +15,7 @@ enum { COLUMN_ROWS = 32, COLUMN_SETS = 3 };
 
 /* Blocks, at most: of squared_norm's first stage; of a norm's backward, as many as run at once on
  * 132 multiprocessors. */
-enum { NORM_BLOCKS = 512, NORM_MAX_PARTS = 396 };
+enum { NORM_BLOCKS = 512, NORM_MAX_PARTS = 264 };
 
 static inline int64_t column_parts(int64_t rows)
 {

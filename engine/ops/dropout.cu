@@ -13,6 +13,7 @@ __global__ static void dropout_apply_kernel(E *out, const E *x, struct sequences
                                             int64_t channels, struct dropout drop)
 {
     int64_t c = ((int64_t)blockIdx.x * DROPOUT_THREADS + threadIdx.x) * W;
+    kernel_begin();
     if (c >= channels)
         return;
     struct dropout_key mask = dropout_key(drop);
@@ -37,15 +38,11 @@ static enum status dropout_apply_any(struct stream *s, E *out, const E *x,
     unsigned rows = (unsigned)min(q->rows, (int64_t)DROPOUT_ROWS);
     if (rows == 0 || channels == 0)
         return ST_OK;
-    if (packs_fit(channels, sizeof(E), out, x))
-        dropout_apply_kernel<E, W>
-            <<<dim3((unsigned)div_up(channels, DROPOUT_THREADS * W), rows), DROPOUT_THREADS, 0,
-               stream_cuda(s)>>>(out, x, *q, channels, drop);
-    else
-        dropout_apply_kernel<E, 1>
-            <<<dim3((unsigned)div_up(channels, DROPOUT_THREADS), rows), DROPOUT_THREADS, 0,
-               stream_cuda(s)>>>(out, x, *q, channels, drop);
-    return CUDA(cudaGetLastError());
+    bool packs = packs_fit(channels, sizeof(E), out, x);
+    return launch_kernel(
+        s, dim3((unsigned)div_up(channels, DROPOUT_THREADS * (packs ? W : 1)), rows),
+        DROPOUT_THREADS, packs ? dropout_apply_kernel<E, W> : dropout_apply_kernel<E, 1>, out, x,
+        *q, channels, drop);
 }
 
 enum status cuda_dropout_apply(struct stream *s, struct tensor out, struct tensor x,

@@ -17,6 +17,7 @@ __global__ static void embedding_forward_kernel(E *out, const E *table, const in
                                                 int64_t table_rows, bool set)
 {
     int64_t row = (int64_t)blockIdx.x * (EMBED_THREADS / 32) + threadIdx.x / 32;
+    kernel_begin();
     if (row >= rows)
         return;
     int64_t t = token[row], place = t - first_row;
@@ -38,6 +39,7 @@ __global__ static void embedding_backward_kernel(float *dtable, const E *dout, s
                                                  int64_t table_rows, bool add)
 {
     int64_t place = blockIdx.x;
+    kernel_begin();
     int32_t t = q.token[q.token_order[place]];
     int64_t table_row = (int64_t)t - first_row;
     if (t < 0 || table_row < 0 || table_row >= table_rows)
@@ -69,13 +71,10 @@ static enum status embedding_forward_any(struct stream *s, E *out, const E *tabl
     if (q->rows == 0)
         return ST_OK;
     unsigned blocks = (unsigned)div_up(q->rows, EMBED_THREADS / 32);
-    if (packs_fit(columns, sizeof(E), out, table))
-        embedding_forward_kernel<E, W><<<blocks, EMBED_THREADS, 0, stream_cuda(s)>>>(
-            out, table, q->token, q->rows, columns, first_row, table_rows, set);
-    else
-        embedding_forward_kernel<E, 1><<<blocks, EMBED_THREADS, 0, stream_cuda(s)>>>(
-            out, table, q->token, q->rows, columns, first_row, table_rows, set);
-    return CUDA(cudaGetLastError());
+    return launch_kernel(s, dim3(blocks), EMBED_THREADS,
+                         packs_fit(columns, sizeof(E), out, table) ? embedding_forward_kernel<E, W>
+                                                                   : embedding_forward_kernel<E, 1>,
+                         out, table, q->token, q->rows, columns, first_row, table_rows, set);
 }
 
 template <typename E>
@@ -86,15 +85,11 @@ static enum status embedding_backward_any(struct stream *s, float *dtable, const
     constexpr int W = full_pack<E>();
     if (q->rows == 0)
         return ST_OK;
-    if (packs_fit(columns, sizeof(E), dout))
-        embedding_backward_kernel<E, W>
-            <<<dim3((unsigned)q->rows, (unsigned)div_up(columns, 32 * W)), COLUMN_THREADS, 0,
-               stream_cuda(s)>>>(dtable, dout, *q, columns, first_row, table_rows, add);
-    else
-        embedding_backward_kernel<E, 1>
-            <<<dim3((unsigned)q->rows, (unsigned)div_up(columns, 32)), COLUMN_THREADS, 0,
-               stream_cuda(s)>>>(dtable, dout, *q, columns, first_row, table_rows, add);
-    return CUDA(cudaGetLastError());
+    bool packs = packs_fit(columns, sizeof(E), dout);
+    return launch_kernel(
+        s, dim3((unsigned)q->rows, (unsigned)div_up(columns, 32 * (packs ? W : 1))), COLUMN_THREADS,
+        packs ? embedding_backward_kernel<E, W> : embedding_backward_kernel<E, 1>, dtable, dout, *q,
+        columns, first_row, table_rows, add);
 }
 
 enum status cuda_embedding_forward(struct stream *s, struct tensor out, struct tensor table,

@@ -348,6 +348,7 @@ enum status ops_cuda_open(struct device *device)
     TRY(mem_alloc(&library, sizeof *library));
     device->library = library;
     TRY(card_of(&library->card, device));
+    TRY(columns_open(device));
     TRY(CUBLAS(cublasLtCreate(&library->handle)));
     return attention_cuda_open();
 }
@@ -357,5 +358,6 @@ void ops_cuda_close(struct device *device)
     struct gemm_library *library = gemm_library_of(device);
     if (library && library->handle)
         cublasLtDestroy(library->handle);
+    columns_close(device);
     mem_free(&device->library);
 }

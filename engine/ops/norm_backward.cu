@@ -2,11 +2,11 @@
  * engine/ops/norm_backward.cu - CUDA backend of norm.h, backward: all gradients in one pass.
  *
  * WARPS warps hold one row, a pack or a few a thread (see norm_cuda.cuh); a block has GROUPS such
- * groups, and they take part_rows rows in turn, the next row on its way while one is at hand. What
- * each thread adds up over its rows are column sums: of dgamma, dbeta and, with the residual, of
- * the bias in front of it. The groups of a block are added in order and give one row of partial
- * sums; columns_finish() adds the blocks' rows in order. part_rows depends on the number of rows
- * alone, so equal inputs give equal bits.
+ * groups. Group g of all takes rows g, g + groups, ... in turn, so that all of them walk through
+ * the batch side by side. What each thread adds up over its rows are column sums: of dgamma, dbeta
+ * and, with the residual, of the bias in front of it. The groups of a block are added in order and
+ * give one row of partial sums; columns_finish() adds the blocks' rows in order. The number of
+ * groups depends on the number of rows alone, so equal inputs give equal bits.
  *
  *     dz = (g - mean of g - n mean of g n) / deviation, g = dout gamma,  n = (z - mean) / deviation
  *
@@ -14,186 +14,300 @@
  * it and applies to dy. A row is read before it is written, as dx may be dout.
  *
  * Bytes: dout and z read, dx and dy written once; partial sums of 2 or 3 vectors a block. Bound by
- * memory.
+ * memory, if enough of it is asked for at once: rows of whole packs wait in shared memory,
+ * NORM_AHEAD of a group, where each thread puts and finds its own packs; and a warp looks up what
+ * 32 rows have of their own (statistics, position, sample) with a lane for each.
  */
 #include "engine/ops/norm_cuda.cuh"
 
-enum { NORM_WIDE_WARPS = 16 };
+enum { NORM_WIDE_WARPS = 16, NORM_AHEAD = 3 };
 
+/* Twelve warps a block and two blocks a multiprocessor, if a row takes few warps. */
 template <int WARPS> struct norm_block {
-    static constexpr int GROUPS = WARPS < 8 ? 8 / WARPS : 1, THREADS = GROUPS * WARPS * 32;
+    static constexpr int GROUPS = WARPS < 12 ? 12 / WARPS : 1, THREADS = GROUPS * WARPS * 32;
 };
 
-/* Rows a block takes: the fewest, in whole turns of its groups. */
-template <int WARPS> static int64_t norm_part_rows(int64_t rows)
+/* Blocks, and so rows of partial sums. */
+template <int WARPS> static int64_t norm_parts(int64_t rows)
 {
-    constexpr int GROUPS = norm_block<WARPS>::GROUPS;
-    return div_up(div_up(rows, NORM_MAX_PARTS), GROUPS) * GROUPS;
+    int64_t parts = div_up(rows, norm_block<WARPS>::GROUPS);
+    return parts < NORM_MAX_PARTS ? parts : (int64_t)NORM_MAX_PARTS;
 }
 
-/* A row that waits for its turn, or has it. */
-template <typename E, int W, int CHUNKS> struct norm_held {
-    int sequence;
+/* ---- what a row has of its own --------------------------------------------------------------- */
+
+struct norm_row {
+    int position; /* in its sequence; -1: of no sequence */
+    uint32_t sample;
     float mean, inverse;
+};
+
+__device__ static inline struct norm_row norm_look_up(const struct norm_args &a, int64_t row)
+{
+    struct norm_row r = {-1, 0, 0.0f, 0.0f};
+    if (row >= a.q.rows)
+        return r;
+    int b = a.q.row_sequence[row];
+    r.mean = a.stats[row];
+    r.inverse = a.stats[a.q.rows + row];
+    if (b >= 0) {
+        r.position = (int)(row - a.q.cu_seqlens[b]);
+        r.sample = (uint32_t)a.q.sample[b];
+    }
+    return r;
+}
+
+/* That of lane @lane, in all lanes. */
+__device__ static inline struct norm_row norm_row_of(const struct norm_row &all, int lane)
+{
+    struct norm_row r;
+    r.position = __shfl_sync(0xFFFFFFFFu, all.position, lane);
+    r.sample = __shfl_sync(0xFFFFFFFFu, all.sample, lane);
+    r.mean = __shfl_sync(0xFFFFFFFFu, all.mean, lane);
+    r.inverse = __shfl_sync(0xFFFFFFFFu, all.inverse, lane);
+    return r;
+}
+
+/* ---- rows on their way ----------------------------------------------------------------------- */
+
+/* Packs of dout and z of the rows that a group has asked for; also the place of a block's sums. */
+template <typename E, int W, int CHUNKS, int WARPS, int SETS> struct norm_shared {
+    static constexpr bool RING = W * sizeof(E) == 16 && CHUNKS == 1;
+    static constexpr int THREADS = norm_block<WARPS>::THREADS, GROUPS = norm_block<WARPS>::GROUPS;
+    union {
+        uint4 ring[RING ? NORM_AHEAD : 1][2][RING ? THREADS : 1];
+        float tile[GROUPS > 1 ? SETS : 1][GROUPS][W][GROUPS > 1 ? WARPS * 32 + 4 : 1];
+    };
+};
+
+/* A row that a thread works on; without a ring also the one that waits for its turn. */
+template <typename E, int W, int CHUNKS> struct norm_packs_of {
     struct raw_pack<E, W> dout[CHUNKS], z[CHUNKS];
 };
 
 template <typename E, int W, int CHUNKS, int THREADS>
-__device__ inline void norm_fetch(struct norm_held<E, W, CHUNKS> &p, const struct norm_args &a,
+__device__ inline void norm_fetch(struct norm_packs_of<E, W, CHUNKS> &p, const struct norm_args &a,
                                   int64_t row)
 {
 #pragma unroll
     for (int k = 0; k < CHUNKS; k++) {
         int64_t c = norm_column<W, THREADS>(k);
-        if (c >= a.channels)
+        if (row >= a.q.rows || c >= a.channels)
             break;
         load_raw(p.dout[k], (const E *)a.dout + row * a.channels + c);
         load_raw(p.z[k], (const E *)a.z + row * a.channels + c);
     }
-    p.sequence = a.q.row_sequence[row];
-    p.mean = a.stats[row];
-    p.inverse = a.stats[a.q.rows + row];
 }
 
+/* Ask for a row; past the last one too, so that every turn has one group of copies to wait for. */
+template <typename E, int W, int THREADS, typename S>
+__device__ inline void norm_ask(S &shared, const struct norm_args &a, int64_t row, int slot)
+{
+    int64_t c = norm_column<W, THREADS>(0);
+    if (row < a.q.rows && c < a.channels) {
+        copy_16_bytes(&shared.ring[slot][0][threadIdx.x], (const E *)a.dout + row * a.channels + c);
+        copy_16_bytes(&shared.ring[slot][1][threadIdx.x], (const E *)a.z + row * a.channels + c);
+    }
+    copies_commit();
+}
+
+template <typename E, int W, typename S>
+__device__ inline void norm_take(struct norm_packs_of<E, W, 1> &p, const S &shared, int slot)
+{
+    copies_wait<NORM_AHEAD - 1>();
+    load_raw(p.dout[0], (const E *)&shared.ring[slot][0][threadIdx.x]);
+    load_raw(p.z[0], (const E *)&shared.ring[slot][1][threadIdx.x]);
+}
+
+/* ---- one row --------------------------------------------------------------------------------- */
+
 /*
- * Pack @k of a row: dout (behind the embedding's dropout), n and gamma. Made from the held pack
- * each time it is needed, as its floats would not fit in the registers between.
+ * Pack @k of a row: dout (behind the embedding's dropout), n and gamma. With several packs a thread
+ * it is made from the held pack each time it is needed, as the floats would not fit in the
+ * registers between.
  */
 template <typename E, int W, int CHUNKS, bool EMBEDDING>
 __device__ inline void norm_terms(float (&dout)[W], float (&n)[W], float (&gamma)[W],
-                                  struct norm_held<E, W, CHUNKS> &row,
-                                  struct raw_pack<E, W> &weight, int k, struct dropout_key mask,
-                                  uint32_t sample, uint64_t element)
+                                  struct norm_packs_of<E, W, CHUNKS> &held,
+                                  struct raw_pack<E, W> &weight, int k, const struct norm_row &row,
+                                  struct dropout_key mask, uint64_t element)
 {
-    forget(row.dout[k]);
-    forget(row.z[k]);
-    forget(weight);
-    unpack(dout, row.dout[k]);
-    unpack(n, row.z[k]);
+    if constexpr (CHUNKS > 1) {
+        forget(held.dout[k]);
+        forget(held.z[k]);
+        forget(weight);
+        forget(mask);
+    }
+    unpack(dout, held.dout[k]);
+    unpack(n, held.z[k]);
     unpack(gamma, weight);
 #pragma unroll
     for (int i = 0; i < W; i++)
         n[i] = (n[i] - row.mean) * row.inverse;
-    if constexpr (EMBEDDING) {
-        forget(mask);
-        dropout_apply<W>(dout, mask, sample, element);
-    }
+    if constexpr (EMBEDDING)
+        dropout_apply<W>(dout, mask, row.sample, element);
 }
 
-/* Sums of x and y over a group, the same bits in all its threads. @turn: 0 and 1 by turns, so that
- * one barrier is enough. */
-template <int WARPS, int GROUPS> __device__ inline void group_sums(float &x, float &y, int turn)
+/* Sums of x and y over a warp: in all lanes of its lower half x's, of its upper half y's. */
+__device__ static inline float half_warp_sums(float x, float y)
 {
-    x = warp_sum(x);
-    y = warp_sum(y);
-    if constexpr (WARPS > 1) {
+    bool upper = threadIdx.x % 32 >= 16;
+    float mine = upper ? y : x;
+    mine += __shfl_xor_sync(0xFFFFFFFFu, upper ? x : y, 16);
+#pragma unroll
+    for (int step = 8; step > 0; step /= 2)
+        mine += __shfl_xor_sync(0xFFFFFFFFu, mine, step);
+    return mine;
+}
+
+/* Sums of x and y over a group, the same bits in all its threads. @parity: 0 and 1 by turns, so
+ * that one barrier is enough. */
+template <int WARPS, int GROUPS> __device__ inline void group_sums(float &x, float &y, int parity)
+{
+    float half = half_warp_sums(x, y);
+    if constexpr (WARPS == 1) {
+        x = __shfl_sync(0xFFFFFFFFu, half, 0);
+        y = __shfl_sync(0xFFFFFFFFu, half, 16);
+    } else {
         __shared__ float2 part[2][GROUPS][WARPS];
         int warp = threadIdx.x / 32 % WARPS, group = threadIdx.x / 32 / WARPS;
         if (threadIdx.x % 32 == 0)
-            part[turn][group][warp] = make_float2(x, y);
+            part[parity][group][warp].x = half;
+        if (threadIdx.x % 32 == 16)
+            part[parity][group][warp].y = half;
         group_barrier<WARPS * 32>(1 + group);
         x = y = 0.0f;
 #pragma unroll
         for (int i = 0; i < WARPS; i++) {
-            x += part[turn][group][i].x;
-            y += part[turn][group][i].y;
+            x += part[parity][group][i].x;
+            y += part[parity][group][i].y;
         }
     }
 }
 
-/* One row of partial sums from those of the block's groups, in their order. */
-template <int W, int CHUNKS, int WARPS, int GROUPS>
-__device__ inline void norm_partial(float *out, const float (&sum)[CHUNKS][W], int64_t channels)
+/* A block's row of partial sums, those of its groups in their order. */
+template <typename E, int W, int CHUNKS, int WARPS, int SETS>
+__device__ inline void norm_partial(float *out,
+                                    struct norm_shared<E, W, CHUNKS, WARPS, SETS> &shared,
+                                    const float (&sum)[SETS][CHUNKS][W], int64_t channels)
 {
-    constexpr int THREADS = WARPS * 32;
+    constexpr int THREADS = WARPS * 32, GROUPS = norm_block<WARPS>::GROUPS;
     if constexpr (GROUPS == 1) {
 #pragma unroll
-        for (int k = 0; k < CHUNKS; k++)
+        for (int k = 0; k < SETS * CHUNKS; k++) {
+            int64_t c = norm_column<W, THREADS>(k % CHUNKS);
 #pragma unroll
             for (int i = 0; i < W; i++)
-                if (norm_column<W, THREADS>(k) + i < channels)
-                    out[norm_column<W, THREADS>(k) + i] = sum[k][i];
+                if (c + i < channels)
+                    out[k / CHUNKS * channels + c + i] = sum[k / CHUNKS][k % CHUNKS][i];
+        }
     } else {
         static_assert(CHUNKS == 1, "a group of a shared block has one pack a thread");
-        __shared__ float tile[GROUPS][W][THREADS + 4]; /* 4: a warp's reads lie in 32 banks */
+        int group = threadIdx.x / THREADS, thread = threadIdx.x % THREADS;
+        __syncthreads(); /* the ring lies in the same place */
 #pragma unroll
-        for (int i = 0; i < W; i++)
-            tile[threadIdx.x / THREADS][i][threadIdx.x % THREADS] = sum[0][i];
+        for (int set = 0; set < SETS; set++)
+#pragma unroll
+            for (int i = 0; i < W; i++)
+                shared.tile[set][group][i][thread] = sum[set][0][i];
         __syncthreads();
-        for (int c = threadIdx.x; c < W * THREADS && c < channels; c += GROUPS * THREADS) {
+        for (int n = threadIdx.x; n < SETS * W * THREADS; n += GROUPS * THREADS) {
+            int set = n / (W * THREADS), c = n % (W * THREADS);
             float total = 0.0f;
             for (int g = 0; g < GROUPS; g++)
-                total += tile[g][c % W][c / W];
-            out[c] = total;
+                total += shared.tile[set][g][c % W][c / W];
+            if (c < channels)
+                out[set * channels + c] = total;
         }
-        __syncthreads(); /* the tile is written again by the next call */
     }
 }
 
-/* Block x: rows part_rows x .. Partial sums: (blocks, sets, channels). */
+/* Partial sums: (blocks, sets, channels). */
 template <typename E, int W, int CHUNKS, int WARPS, bool EMBEDDING>
-__global__ static void __launch_bounds__(norm_block<WARPS>::THREADS, WARPS > 8 ? 1 : 3)
-    norm_backward_kernel(struct norm_args a, float *partial, int64_t part_rows)
+__global__ static void __launch_bounds__(norm_block<WARPS>::THREADS, WARPS > 12 ? 1 : 2)
+    norm_backward_kernel(struct norm_args a, float *partial)
 {
     constexpr int THREADS = WARPS * 32, GROUPS = norm_block<WARPS>::GROUPS,
                   SETS = EMBEDDING ? 2 : 3;
-    int64_t C = a.channels, row = blockIdx.x * part_rows + threadIdx.x / THREADS;
-    int64_t end = min((blockIdx.x + 1) * part_rows, a.q.rows);
+    constexpr bool RING = norm_shared<E, W, CHUNKS, WARPS, SETS>::RING;
+    __shared__ struct norm_shared<E, W, CHUNKS, WARPS, SETS> shared;
+    int64_t C = a.channels, step = (int64_t)gridDim.x * GROUPS;
+    int64_t row = (int64_t)blockIdx.x * GROUPS + threadIdx.x / THREADS;
     struct raw_pack<E, W> gamma[CHUNKS];
-    struct norm_held<E, W, CHUNKS> now, next = {
+    struct norm_packs_of<E, W, CHUNKS> now, next = {
     };
+    struct norm_row rows = {};
+    int parity = 0;
+    float share = 1.0f / (float)C;
     float sum[SETS][CHUNKS][W] = {};
-    if (row < end)
+    kernel_begin();
+    if constexpr (RING)
+        for (int i = 0; i < NORM_AHEAD; i++)
+            norm_ask<E, W, THREADS>(shared, a, row + i * step, i);
+    else
         norm_fetch<E, W, CHUNKS, THREADS>(next, a, row);
 #pragma unroll
     for (int k = 0; k < CHUNKS; k++)
         if (norm_column<W, THREADS>(k) < C)
             load_raw(gamma[k], (const E *)a.gamma + norm_column<W, THREADS>(k));
     struct dropout_key mask = dropout_key(a.drop);
-    for (int turn = 0; row < end; row += GROUPS, turn ^= 1) {
-        now = next;
-        if (row + GROUPS < end)
-            norm_fetch<E, W, CHUNKS, THREADS>(next, a, row + GROUPS);
-        if (now.sequence < 0) {
+    for (int turn = 0; row < a.q.rows; row += step, turn++) {
+        int slot = turn % NORM_AHEAD;
+        if (turn % 32 == 0)
+            rows = norm_look_up(a, row + threadIdx.x % 32 * step);
+        struct norm_row of = norm_row_of(rows, turn % 32);
+        if constexpr (RING) {
+            norm_take<E, W>(now, shared, slot);
+        } else {
+            now = next;
+            norm_fetch<E, W, CHUNKS, THREADS>(next, a, row + step);
+        }
+        if (of.position < 0) {
             norm_zero_row<E, W, CHUNKS, THREADS>(a, a.dx, a.dy, NULL, row);
+            if constexpr (RING)
+                norm_ask<E, W, THREADS>(shared, a, row + NORM_AHEAD * step, slot);
             continue;
         }
-        uint32_t sample = (uint32_t)a.q.sample[now.sequence];
-        uint64_t first = norm_first_element(a, row, now.sequence);
+        uint64_t first = (uint64_t)of.position * (uint64_t)C;
         float g[W], n[W], weight[W], mean_g = 0.0f, mean_gn = 0.0f;
 #pragma unroll
         for (int k = 0; k < CHUNKS; k++) {
             int64_t c = norm_column<W, THREADS>(k);
             if (c >= C)
                 break;
-            norm_terms<E, W, CHUNKS, EMBEDDING>(g, n, weight, now, gamma[k], k, mask, sample,
+            norm_terms<E, W, CHUNKS, EMBEDDING>(g, n, weight, now, gamma[k], k, of, mask,
                                                 first + (uint64_t)c);
 #pragma unroll
             for (int i = 0; i < W; i++) {
+                float weighted = g[i] * weight[i];
                 sum[0][k][i] += g[i] * n[i];
                 sum[1][k][i] += g[i];
-                mean_g += g[i] * weight[i];
-                mean_gn += g[i] * weight[i] * n[i];
+                mean_g += weighted;
+                mean_gn += weighted * n[i];
             }
         }
-        group_sums<WARPS, GROUPS>(mean_g, mean_gn, turn);
-        mean_g /= (float)C;
-        mean_gn /= (float)C;
+        group_sums<WARPS, GROUPS>(mean_g, mean_gn, parity);
+        parity ^= 1;
+        /* The sums needed the packs, so they have been read and their slot is free. */
+        if constexpr (RING)
+            norm_ask<E, W, THREADS>(shared, a, row + NORM_AHEAD * step, slot);
+        mean_g *= share * of.inverse;
+        mean_gn *= share * of.inverse;
 #pragma unroll
         for (int k = 0; k < CHUNKS; k++) {
             int64_t c = norm_column<W, THREADS>(k);
             if (c >= C)
                 break;
-            norm_terms<E, W, CHUNKS, EMBEDDING>(g, n, weight, now, gamma[k], k, mask, sample,
+            norm_terms<E, W, CHUNKS, EMBEDDING>(g, n, weight, now, gamma[k], k, of, mask,
                                                 first + (uint64_t)c);
 #pragma unroll
             for (int i = 0; i < W; i++)
-                g[i] = now.inverse * (g[i] * weight[i] - mean_g - n[i] * mean_gn);
+                g[i] = g[i] * weight[i] * of.inverse - (n[i] * mean_gn + mean_g);
             store_pack<E, W>((E *)a.dx + row * C + c, g);
             if constexpr (!EMBEDDING) {
                 struct dropout_key key = mask;
                 forget(key);
-                dropout_apply<W>(g, key, sample, first + (uint64_t)c);
+                dropout_apply<W>(g, key, of.sample, first + (uint64_t)c);
                 store_pack<E, W>((E *)a.dy + row * C + c, g);
 #pragma unroll
                 for (int i = 0; i < W; i++)
@@ -201,9 +315,7 @@ __global__ static void __launch_bounds__(norm_block<WARPS>::THREADS, WARPS > 8 ?
             }
         }
     }
-#pragma unroll
-    for (int k = 0; k < SETS; k++)
-        norm_partial<W, CHUNKS, WARPS, GROUPS>(partial + (blockIdx.x * SETS + k) * C, sum[k], C);
+    norm_partial<E, W, CHUNKS, WARPS, SETS>(partial + blockIdx.x * SETS * C, shared, sum, C);
 }
 
 /* Row p of the position table: the rows at position p of all sequences, in their order. */
@@ -211,17 +323,32 @@ template <typename E, int W>
 __global__ static void position_backward_kernel(float *dposition, const E *dx, struct sequences q,
                                                 int64_t channels, bool add)
 {
+    constexpr int AT_ONCE = 8; /* sequences */
     int64_t p = blockIdx.x;
+    kernel_begin();
     for (int64_t c = (int64_t)threadIdx.x * W; c < channels; c += (int64_t)blockDim.x * W) {
-        float sum[W] = {0.0f}, v[W];
-        for (int b = 0; b < q.count; b++) {
-            int64_t row = q.cu_seqlens[b] + p;
-            if (row >= q.cu_seqlens[b + 1])
-                continue;
-            load_pack<E, W>(v, dx + row * channels + c);
+        float sum[W] = {0.0f};
+        for (int first = 0; first < q.count; first += AT_ONCE) {
+            struct raw_pack<E, W> raw[AT_ONCE];
+            bool there[AT_ONCE];
 #pragma unroll
-            for (int i = 0; i < W; i++)
-                sum[i] += v[i];
+            for (int k = 0; k < AT_ONCE; k++) {
+                int b = min(first + k, q.count - 1);
+                int64_t row = q.cu_seqlens[b] + p;
+                there[k] = first + k < q.count && row < q.cu_seqlens[b + 1];
+                if (there[k])
+                    load_raw(raw[k], dx + row * channels + c);
+            }
+#pragma unroll
+            for (int k = 0; k < AT_ONCE; k++) {
+                float v[W];
+                if (!there[k])
+                    continue;
+                unpack(v, raw[k]);
+#pragma unroll
+                for (int i = 0; i < W; i++)
+                    sum[i] += v[i];
+            }
         }
 #pragma unroll
         for (int i = 0; i < W; i++) {
@@ -237,18 +364,14 @@ template <typename E, int W, int CHUNKS, int WARPS, bool EMBEDDING>
 static enum status norm_backward_any(struct stream *s, const struct norm_args *a,
                                      struct column_sets sets, bool add)
 {
-    int64_t rows = a->q.rows, part_rows = norm_part_rows<WARPS>(rows), parts = 0;
-    void *partial = NULL;
-    if (rows > 0) {
-        parts = div_up(rows, part_rows);
-        TRY(stream_scratch(&partial, s,
-                           (size_t)(parts * sets.count * a->channels) * sizeof(float)));
-        norm_backward_kernel<E, W, CHUNKS, WARPS, EMBEDDING>
-            <<<(unsigned)parts, norm_block<WARPS>::THREADS, 0, stream_cuda(s)>>>(
-                *a, (float *)partial, part_rows);
-        TRY(CUDA(cudaGetLastError()));
+    int64_t parts = norm_parts<WARPS>(a->q.rows);
+    float *partial = NULL;
+    if (parts > 0) {
+        TRY(columns_reserve(&partial, s, parts * sets.count * a->channels));
+        TRY(launch_kernel(s, dim3((unsigned)parts), norm_block<WARPS>::THREADS,
+                          norm_backward_kernel<E, W, CHUNKS, WARPS, EMBEDDING>, *a, partial));
     }
-    return columns_finish(s, sets, (const float *)partial, parts, a->channels, add);
+    return columns_finish(s, sets, partial, parts, a->channels, add);
 }
 
 /* The fewest warps that hold a row with a pack a thread; other rows are a wide block's. */
@@ -285,12 +408,10 @@ static enum status position_backward(struct stream *s, struct tensor dposition, 
         return ST_OK;
     unsigned blocks = (unsigned)dposition.shape[0];
     if (packs_fit(C, sizeof(E), dx))
-        position_backward_kernel<E, W>
-            <<<blocks, 128, 0, stream_cuda(s)>>>((float *)dposition.data, dx, *q, C, add);
-    else
-        position_backward_kernel<E, 1>
-            <<<blocks, 128, 0, stream_cuda(s)>>>((float *)dposition.data, dx, *q, C, add);
-    return CUDA(cudaGetLastError());
+        return launch_kernel(s, dim3(blocks), 128, position_backward_kernel<E, W>,
+                             (float *)dposition.data, dx, *q, C, add);
+    return launch_kernel(s, dim3(blocks), 128, position_backward_kernel<E, 1>,
+                         (float *)dposition.data, dx, *q, C, add);
 }
 
 /* ---- entries of the table -------------------------------------------------------------------- */

@@ -3,7 +3,9 @@
  * before it.
  *
  * Up to 1024 channels a row is one warp's, wider rows are one block's (see norm_cuda.cuh). Mean and
- * variance are taken from z as it is stored, so that backward sees the same numbers.
+ * variance are taken from z as it is stored, so that backward sees the same numbers. A thread asks
+ * for all it reads of a row before it uses any: z may be y, so the compiler could not move a load
+ * above a store. gamma and beta are on their way while the sums are made.
  *
  * Bytes: reads x, y (or the tables) and writes z, out once. Bound by memory.
  */
@@ -16,11 +18,24 @@ template <int THREADS> __device__ inline int64_t norm_row()
     return blockIdx.x;
 }
 
+/* All packs of a row's thread, as they lie in memory. */
+template <typename E, int W, int CHUNKS, int THREADS>
+__device__ inline void norm_load(struct raw_pack<E, W> (&x)[CHUNKS], const E *row, int64_t channels)
+{
+#pragma unroll
+    for (int k = 0; k < CHUNKS; k++)
+        if (norm_column<W, THREADS>(k) < channels)
+            load_raw(x[k], row + norm_column<W, THREADS>(k));
+}
+
 /* v holds z; writes the statistics and leaves gamma * (z - mean) / deviation + beta in v. */
 template <typename E, int W, int CHUNKS, int THREADS>
 __device__ inline void norm_rows(float (&v)[CHUNKS][W], const struct norm_args &a, int64_t row)
 {
+    struct raw_pack<E, W> gamma_raw[CHUNKS], beta_raw[CHUNKS];
     float sum = 0.0f, squares = 0.0f;
+    norm_load<E, W, CHUNKS, THREADS>(gamma_raw, (const E *)a.gamma, a.channels);
+    norm_load<E, W, CHUNKS, THREADS>(beta_raw, (const E *)a.beta, a.channels);
 #pragma unroll
     for (int k = 0; k < CHUNKS; k++)
         if (norm_column<W, THREADS>(k) < a.channels)
@@ -42,12 +57,11 @@ __device__ inline void norm_rows(float (&v)[CHUNKS][W], const struct norm_args &
     }
 #pragma unroll
     for (int k = 0; k < CHUNKS; k++) {
-        int64_t c = norm_column<W, THREADS>(k);
-        if (c >= a.channels)
-            break;
         float gamma[W], beta[W];
-        load_pack<E, W>(gamma, (const E *)a.gamma + c);
-        load_pack<E, W>(beta, (const E *)a.beta + c);
+        if (norm_column<W, THREADS>(k) >= a.channels)
+            break;
+        unpack(gamma, gamma_raw[k]);
+        unpack(beta, beta_raw[k]);
 #pragma unroll
         for (int i = 0; i < W; i++)
             v[k][i] = (v[k][i] - mean) * inverse * gamma[i] + beta[i];
@@ -60,8 +74,11 @@ __global__ static void __launch_bounds__(THREADS == 32 ? 128 : THREADS)
     embedding_norm_forward_kernel(struct norm_args a)
 {
     int64_t row = norm_row<THREADS>(), C = a.channels;
+    kernel_begin();
     if (row >= a.q.rows)
         return;
+    struct raw_pack<E, W> x_raw[CHUNKS], position_raw[CHUNKS], type_raw[CHUNKS];
+    norm_load<E, W, CHUNKS, THREADS>(x_raw, (const E *)a.x + row * C, C);
     int b = a.q.row_sequence[row];
     if (b < 0) {
         norm_zero_row<E, W, CHUNKS, THREADS>(a, a.out, a.z, a.stats, row);
@@ -70,8 +87,10 @@ __global__ static void __launch_bounds__(THREADS == 32 ? 128 : THREADS)
     struct dropout_key mask = dropout_key(a.drop);
     uint32_t sample = (uint32_t)a.q.sample[b];
     uint64_t first = norm_first_element(a, row, b);
-    const E *position = (const E *)a.position + (row - a.q.cu_seqlens[b]) * C;
-    const E *type = a.type ? (const E *)a.type + a.q.token_type[row] * C : NULL;
+    norm_load<E, W, CHUNKS, THREADS>(position_raw,
+                                     (const E *)a.position + (row - a.q.cu_seqlens[b]) * C, C);
+    if (a.type)
+        norm_load<E, W, CHUNKS, THREADS>(type_raw, (const E *)a.type + a.q.token_type[row] * C, C);
     float v[CHUNKS][W];
 #pragma unroll
     for (int k = 0; k < CHUNKS; k++) {
@@ -79,10 +98,10 @@ __global__ static void __launch_bounds__(THREADS == 32 ? 128 : THREADS)
         if (c >= C)
             break;
         float p[W], t[W] = {0.0f};
-        load_pack<E, W>(v[k], (const E *)a.x + row * C + c);
-        load_pack<E, W>(p, position + c);
-        if (type)
-            load_pack<E, W>(t, type + c);
+        unpack(v[k], x_raw[k]);
+        unpack(p, position_raw[k]);
+        if (a.type)
+            unpack(t, type_raw[k]);
 #pragma unroll
         for (int i = 0; i < W; i++)
             v[k][i] = rounded<E>(v[k][i] + p[i] + t[i]);
@@ -99,14 +118,18 @@ __global__ static void __launch_bounds__(THREADS == 32 ? 128 : THREADS)
     }
 }
 
-/* z = x + dropout(y); out = norm(z) */
+/* z = x + dropout(y); out = norm(z). Six blocks a multiprocessor hold a batch of 3,168 rows. */
 template <typename E, int W, int CHUNKS, int THREADS>
-__global__ static void __launch_bounds__(THREADS == 32 ? 128 : THREADS)
+__global__ static void __launch_bounds__(THREADS == 32 ? 128 : THREADS, W == 8 ? 6 : 1)
     residual_norm_forward_kernel(struct norm_args a)
 {
     int64_t row = norm_row<THREADS>(), C = a.channels;
+    kernel_begin();
     if (row >= a.q.rows)
         return;
+    struct raw_pack<E, W> x_raw[CHUNKS], y_raw[CHUNKS];
+    norm_load<E, W, CHUNKS, THREADS>(y_raw, (const E *)a.y + row * C, C);
+    norm_load<E, W, CHUNKS, THREADS>(x_raw, (const E *)a.x + row * C, C);
     int b = a.q.row_sequence[row];
     if (b < 0) {
         norm_zero_row<E, W, CHUNKS, THREADS>(a, a.out, a.z, a.stats, row);
@@ -122,8 +145,8 @@ __global__ static void __launch_bounds__(THREADS == 32 ? 128 : THREADS)
         if (c >= C)
             break;
         float x[W];
-        load_pack<E, W>(x, (const E *)a.x + row * C + c);
-        load_pack<E, W>(v[k], (const E *)a.y + row * C + c);
+        unpack(x, x_raw[k]);
+        unpack(v[k], y_raw[k]);
         dropout_apply<W>(v[k], mask, sample, first + (uint64_t)c);
 #pragma unroll
         for (int i = 0; i < W; i++)
@@ -154,22 +177,24 @@ static enum norm_shape norm_shape(const struct norm_args *a, size_t elem_bytes)
 }
 
 #define NORM_LAUNCH(kernel, W, CHUNKS, THREADS)                                                    \
-    kernel<E, W, CHUNKS, THREADS><<<(unsigned)(THREADS == 32 ? div_up(a->q.rows, 4) : a->q.rows),  \
-                                    THREADS == 32 ? 128 : THREADS, 0, stream_cuda(s)>>>(*a)
+    launch_kernel(s, dim3((unsigned)(THREADS == 32 ? div_up(a->q.rows, 4) : a->q.rows)),           \
+                  THREADS == 32 ? 128 : THREADS, kernel<E, W, CHUNKS, THREADS>, *a)
 
-/* Launch @kernel in the shape of this row. */
+/* Launch @kernel in the shape of this row, unless there is none; its status is in st. */
 #define NORM_ROWS(kernel)                                                                          \
     do {                                                                                           \
-        constexpr int W = full_pack<E>();                                                          \
+        constexpr int W = full_pack<E>(), WIDE = NORM_BLOCK_THREADS;                               \
+        if (a->q.rows == 0)                                                                        \
+            break;                                                                                 \
         switch (norm_shape(a, sizeof(E))) {                                                        \
         case NORM_WARP_PACKS:                                                                      \
-            NORM_LAUNCH(kernel, W, NORM_WARP_COLUMNS / (32 * W), 32);                              \
+            st = NORM_LAUNCH(kernel, W, NORM_WARP_COLUMNS / (32 * W), 32);                         \
             break;                                                                                 \
         case NORM_WARP:                                                                            \
-            NORM_LAUNCH(kernel, 1, NORM_WARP_COLUMNS / 32, 32);                                    \
+            st = NORM_LAUNCH(kernel, 1, NORM_WARP_COLUMNS / 32, 32);                               \
             break;                                                                                 \
         case NORM_BLOCK:                                                                           \
-            NORM_LAUNCH(kernel, 1, NORM_MAX_COLUMNS / NORM_BLOCK_THREADS, NORM_BLOCK_THREADS);     \
+            st = NORM_LAUNCH(kernel, 1, NORM_MAX_COLUMNS / WIDE, WIDE);                            \
             break;                                                                                 \
         }                                                                                          \
     } while (0)
@@ -177,21 +202,19 @@ static enum norm_shape norm_shape(const struct norm_args *a, size_t elem_bytes)
 template <typename E>
 static enum status embedding_forward_rows(struct stream *s, struct norm_args *a)
 {
-    TRY(norm_check(a));
-    if (a->q.rows == 0)
-        return ST_OK;
-    NORM_ROWS(embedding_norm_forward_kernel);
-    return CUDA(cudaGetLastError());
+    enum status st = norm_check(a);
+    if (st == ST_OK)
+        NORM_ROWS(embedding_norm_forward_kernel);
+    return st;
 }
 
 template <typename E>
 static enum status residual_forward_rows(struct stream *s, struct norm_args *a)
 {
-    TRY(norm_check(a));
-    if (a->q.rows == 0)
-        return ST_OK;
-    NORM_ROWS(residual_norm_forward_kernel);
-    return CUDA(cudaGetLastError());
+    enum status st = norm_check(a);
+    if (st == ST_OK)
+        NORM_ROWS(residual_norm_forward_kernel);
+    return st;
 }
 
 /* ---- entries of the table -------------------------------------------------------------------- */

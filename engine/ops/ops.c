@@ -392,6 +392,11 @@ enum status op_span_loss(struct stream *s, struct tensor dlogits, struct step_re
 
 /* ---- gradients and the step ----------------------------------------------------------------- */
 
+enum status op_finish_sums(struct stream *s)
+{
+    return s->device->compute->finish_sums(s);
+}
+
 enum status op_accumulate(struct stream *s, struct tensor out, struct tensor in, bool add)
 {
     EXPECT_SAME_SHAPE(out, in);

@@ -12,6 +12,9 @@
  * optimizer state are fp32. "add" of a gradient output: false overwrites it (the first writer of a
  * step), true adds to it. Gradient outputs may have data == NULL: frozen, not computed.
  *
+ * Gradients that are sums over rows (biases, norms, tables of few rows, the span head) are there
+ * behind op_finish_sums(), not before.
+ *
  * Determinism: every reduction has a fixed order, so equal inputs give equal bits, on any rank and
  * whatever else runs. Rows of no sequence (padding of the length class) get zeros where an output
  * row is written, and contribute zeros to gradients.
@@ -174,6 +177,10 @@ struct ops {
                              struct tensor logits, const struct sequences *q,
                              const struct step_state *state);
 
+    /* The sums over rows of all backward ops that were issued on the stream since the last call: on
+     * CUDA their parts wait in its workspace, so that one kernel finishes those of a unit. */
+    enum status (*finish_sums)(struct stream *s);
+
     /* out = (add ? out : 0) + in, fp32 (n) */
     enum status (*accumulate)(struct stream *s, struct tensor out, struct tensor in, bool add);
     /* out bf16 or fp32 = in fp32, round to nearest even */
@@ -259,6 +266,7 @@ MUST_CHECK enum status op_span_logits_backward(struct stream *s, struct tensor d
 MUST_CHECK enum status op_span_loss(struct stream *s, struct tensor dlogits,
                                     struct step_report *report, struct tensor logits,
                                     const struct sequences *q, const struct step_state *state);
+MUST_CHECK enum status op_finish_sums(struct stream *s);
 MUST_CHECK enum status op_accumulate(struct stream *s, struct tensor out, struct tensor in,
                                      bool add);
 MUST_CHECK enum status op_cast(struct stream *s, struct tensor out, struct tensor in);

@@ -1,5 +1,6 @@
 #include "engine/ops/adamw.h"
 #include "engine/ops/attention.h"
+#include "engine/ops/columns.h"
 #include "engine/ops/dropout.h"
 #include "engine/ops/embedding.h"
 #include "engine/ops/gelu.h"
@@ -38,6 +39,7 @@ const struct ops ops_cpu = {
     .span_logits_forward = span_logits_forward_cpu,
     .span_logits_backward = span_logits_backward_cpu,
     .span_loss = span_loss_cpu,
+    .finish_sums = finish_sums_cpu,
     .accumulate = accumulate_cpu,
     .cast = cast_cpu,
     .squared_norm = squared_norm_cpu,

@@ -24,6 +24,7 @@ const struct ops ops_cuda = {
     .span_logits_forward = cuda_span_logits_forward,
     .span_logits_backward = cuda_span_logits_backward,
     .span_loss = cuda_span_loss,
+    .finish_sums = cuda_finish_sums,
     .accumulate = cuda_accumulate,
     .cast = cuda_cast,
     .squared_norm = cuda_squared_norm,

@@ -59,6 +59,7 @@ enum status cuda_span_logits_backward(struct stream *s, struct tensor dx, struct
 enum status cuda_span_loss(struct stream *s, struct tensor dlogits, struct step_report *report,
                            struct tensor logits, const struct sequences *q,
                            const struct step_state *state);
+enum status cuda_finish_sums(struct stream *s);
 enum status cuda_accumulate(struct stream *s, struct tensor out, struct tensor in, bool add);
 enum status cuda_cast(struct stream *s, struct tensor out, struct tensor in);
 enum status cuda_squared_norm(struct stream *s, struct step_report *report, struct tensor g);

@@ -20,6 +20,7 @@ __global__ static void convert_kernel(E *out, const float *in, int64_t n)
 {
     int64_t i = ((int64_t)blockIdx.x * REDUCE_THREADS + threadIdx.x) * 4;
     float x[4], y[4];
+    kernel_begin();
     if (i >= n)
         return;
     if (W == 4 && i + 4 <= n) {
@@ -42,11 +43,10 @@ static enum status convert(struct stream *s, E *out, const float *in, int64_t n)
     unsigned blocks = (unsigned)div_up(n, REDUCE_THREADS * 4);
     if (n == 0)
         return ST_OK;
-    if (packs_fit(0, 1, out, in))
-        convert_kernel<E, 4, ADD><<<blocks, REDUCE_THREADS, 0, stream_cuda(s)>>>(out, in, n);
-    else
-        convert_kernel<E, 1, ADD><<<blocks, REDUCE_THREADS, 0, stream_cuda(s)>>>(out, in, n);
-    return CUDA(cudaGetLastError());
+    return packs_fit(0, 1, out, in) ? launch_kernel(s, dim3(blocks), REDUCE_THREADS,
+                                                    convert_kernel<E, 4, ADD>, out, in, n)
+                                    : launch_kernel(s, dim3(blocks), REDUCE_THREADS,
+                                                    convert_kernel<E, 1, ADD>, out, in, n);
 }
 
 /* ---- squared norm ---------------------------------------------------------------------------- */
@@ -107,6 +107,7 @@ __global__ static void squared_norm_kernel(struct step_report *report, double *p
                                            const float *g, int64_t n, bool packs)
 {
     __shared__ bool last;
+    kernel_begin();
     double sum = norm_block(norm_part(g, n, packs));
     if (threadIdx.x == 0) {
         partial[blockIdx.x] = sum;
@@ -134,6 +135,7 @@ __global__ static void report_begin_kernel(struct step_report *report,
                                            const struct step_state *state)
 {
     struct step_report r = {};
+    kernel_begin();
     r.tokens = state->host.tokens;
     r.finite = 1;
     r.stop = state->host.stop;
@@ -146,6 +148,7 @@ __global__ static void report_begin_kernel(struct step_report *report,
 __global__ static void agree_kernel(struct step_state *state, const struct step_report *reports,
                                     int world_size, struct optim_hyper hyper)
 {
+    kernel_begin();
     step_agree(state, reports, world_size, &hyper);
 }
 
@@ -175,22 +178,19 @@ enum status cuda_squared_norm(struct stream *s, struct step_report *report, stru
     if (blocks > NORM_BLOCKS)
         blocks = NORM_BLOCKS;
     TRY(stream_scratch(&partial, s, (size_t)blocks * sizeof(double)));
-    squared_norm_kernel<<<(unsigned)blocks, REDUCE_THREADS, 0, stream_cuda(s)>>>(
-        report, (double *)partial, (const float *)g.data, n, packs_fit(0, 1, g.data));
-    return CUDA(cudaGetLastError());
+    return launch_kernel(s, dim3((unsigned)blocks), REDUCE_THREADS, squared_norm_kernel, report,
+                         (double *)partial, (const float *)g.data, n, packs_fit(0, 1, g.data));
 }
 
 enum status cuda_report_begin(struct stream *s, struct step_report *report,
                               const struct step_state *state)
 {
-    report_begin_kernel<<<1, 1, 0, stream_cuda(s)>>>(report, state);
-    return CUDA(cudaGetLastError());
+    return launch_kernel(s, dim3(1), 1, report_begin_kernel, report, state);
 }
 
 enum status cuda_agree(struct stream *s, struct step_state *state,
                        const struct step_report *reports, int world_size,
                        const struct optim_hyper *hyper)
 {
-    agree_kernel<<<1, 1, 0, stream_cuda(s)>>>(state, reports, world_size, *hyper);
-    return CUDA(cudaGetLastError());
+    return launch_kernel(s, dim3(1), 1, agree_kernel, state, reports, world_size, *hyper);
 }

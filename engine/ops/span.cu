@@ -16,6 +16,7 @@ __global__ static void span_forward_kernel(float *logits, const E *x, const E *w
                                            int64_t columns)
 {
     int64_t row = (int64_t)blockIdx.x * SPAN_WARPS + threadIdx.x / 32;
+    kernel_begin();
     if (row >= rows)
         return;
     bool used = row_sequence[row] >= 0;
@@ -45,6 +46,7 @@ __global__ static void span_backward_kernel(E *dx, const float *dlogits, const E
                                             int64_t columns)
 {
     int64_t row = (int64_t)blockIdx.x * SPAN_WARPS + threadIdx.x / 32;
+    kernel_begin();
     if (row >= rows)
         return;
     bool used = row_sequence[row] >= 0;
@@ -69,6 +71,7 @@ __global__ static void span_columns_kernel(float *partial, const float *dlogits,
     int64_t row = (int64_t)blockIdx.y * COLUMN_ROWS + threadIdx.x / 32;
     int64_t end = min((int64_t)(blockIdx.y + 1) * COLUMN_ROWS, rows);
     float a[W] = {0.0f}, b[W] = {0.0f};
+    kernel_begin();
     if (c < columns)
         for (; row < end; row += COLUMN_LANES) {
             float v[W], ds = dlogits[2 * row], de = dlogits[2 * row + 1];
@@ -91,13 +94,10 @@ static enum status span_forward_any(struct stream *s, float *logits, const E *x,
     if (q->rows == 0)
         return ST_OK;
     unsigned blocks = (unsigned)div_up(q->rows, SPAN_WARPS);
-    if (packs_fit(columns, sizeof(E), x, w))
-        span_forward_kernel<E, W><<<blocks, SPAN_THREADS, 0, stream_cuda(s)>>>(
-            logits, x, w, bias, q->row_sequence, q->rows, columns);
-    else
-        span_forward_kernel<E, 1><<<blocks, SPAN_THREADS, 0, stream_cuda(s)>>>(
-            logits, x, w, bias, q->row_sequence, q->rows, columns);
-    return CUDA(cudaGetLastError());
+    return launch_kernel(s, dim3(blocks), SPAN_THREADS,
+                         packs_fit(columns, sizeof(E), x, w) ? span_forward_kernel<E, W>
+                                                             : span_forward_kernel<E, 1>,
+                         logits, x, w, bias, q->row_sequence, q->rows, columns);
 }
 
 template <typename E>
@@ -108,13 +108,10 @@ static enum status span_backward_any(struct stream *s, E *dx, const float *dlogi
     if (q->rows == 0 || !dx)
         return ST_OK;
     unsigned blocks = (unsigned)div_up(q->rows, SPAN_WARPS);
-    if (packs_fit(columns, sizeof(E), dx, w))
-        span_backward_kernel<E, W><<<blocks, SPAN_THREADS, 0, stream_cuda(s)>>>(
-            dx, dlogits, w, q->row_sequence, q->rows, columns);
-    else
-        span_backward_kernel<E, 1><<<blocks, SPAN_THREADS, 0, stream_cuda(s)>>>(
-            dx, dlogits, w, q->row_sequence, q->rows, columns);
-    return CUDA(cudaGetLastError());
+    return launch_kernel(s, dim3(blocks), SPAN_THREADS,
+                         packs_fit(columns, sizeof(E), dx, w) ? span_backward_kernel<E, W>
+                                                              : span_backward_kernel<E, 1>,
+                         dx, dlogits, w, q->row_sequence, q->rows, columns);
 }
 
 template <typename E>
@@ -123,19 +120,14 @@ static enum status span_weight(struct stream *s, float *dw, const float *dlogits
 {
     constexpr int W = full_pack<E>();
     int64_t parts = column_parts(rows);
-    void *scratch;
-    TRY(stream_scratch(&scratch, s, (size_t)(2 * parts * columns) * sizeof(float)));
-    float *partial = (float *)scratch;
+    float *partial = NULL;
+    TRY(columns_reserve(&partial, s, 2 * parts * columns));
     if (parts > 0) {
-        if (packs_fit(columns, sizeof(E), x))
-            span_columns_kernel<E, W>
-                <<<dim3((unsigned)div_up(columns, 32 * W), (unsigned)parts), COLUMN_THREADS, 0,
-                   stream_cuda(s)>>>(partial, dlogits, x, rows, columns);
-        else
-            span_columns_kernel<E, 1>
-                <<<dim3((unsigned)div_up(columns, 32), (unsigned)parts), COLUMN_THREADS, 0,
-                   stream_cuda(s)>>>(partial, dlogits, x, rows, columns);
-        TRY(CUDA(cudaGetLastError()));
+        bool packs = packs_fit(columns, sizeof(E), x);
+        dim3 grid((unsigned)div_up(columns, 32 * (packs ? W : 1)), (unsigned)parts);
+        TRY(launch_kernel(s, grid, COLUMN_THREADS,
+                          packs ? span_columns_kernel<E, W> : span_columns_kernel<E, 1>, partial,
+                          dlogits, x, rows, columns));
     }
     struct column_sets sets = {{dw, dw + columns}, 2};
     return columns_finish(s, sets, partial, parts, columns, add);
@@ -184,6 +176,7 @@ __global__ static void span_loss_kernel(double *loss, float *dlogits, const floa
                                         struct sequences q, const struct step_state *state)
 {
     int b = blockIdx.x;
+    kernel_begin();
     int64_t first = q.cu_seqlens[b];
     if (b == q.count) {
         for (int64_t i = 2 * first + threadIdx.x; dlogits && i < 2 * q.rows; i += SPAN_THREADS)
@@ -211,6 +204,7 @@ __global__ static void span_report_kernel(struct step_report *report, const doub
     __shared__ bool used[SPAN_THREADS];
     double sum = 0.0;
     int64_t sequences = 0;
+    kernel_begin();
     for (int first = 0; first < q.count; first += SPAN_THREADS) {
         int b = first + threadIdx.x, count = min(q.count - first, (int)SPAN_THREADS);
         if (b < q.count) {
@@ -270,9 +264,9 @@ enum status cuda_span_loss(struct stream *s, struct tensor dlogits, struct step_
 {
     void *loss;
     TRY(stream_scratch(&loss, s, (size_t)q->count * sizeof(double)));
-    span_loss_kernel<<<(unsigned)q->count + 1, SPAN_THREADS, 0, stream_cuda(s)>>>(
-        (double *)loss, (float *)dlogits.data, (const float *)logits.data, *q, state);
-    TRY(CUDA(cudaGetLastError()));
-    span_report_kernel<<<1, SPAN_THREADS, 0, stream_cuda(s)>>>(report, (const double *)loss, *q);
-    return CUDA(cudaGetLastError());
+    TRY(launch_kernel(s, dim3((unsigned)q->count + 1), SPAN_THREADS, span_loss_kernel,
+                      (double *)loss, (float *)dlogits.data, (const float *)logits.data, *q,
+                      state));
+    return launch_kernel(s, dim3(1), SPAN_THREADS, span_report_kernel, report, (const double *)loss,
+                         *q);
 }

@@ -244,7 +244,7 @@ static enum status run_elementwise(struct bench *b)
     for (int i = 0; i < 2; i++)
         TRY(op_residual_norm_backward(b->s, dx, dy, dgamma, dbeta, none, y, z, stats, gamma, &g->q,
                                       drop(b), false));
-    return ST_OK;
+    return op_finish_sums(b->s);
 }
 
 static enum status run_update(struct bench *b)

@@ -252,7 +252,8 @@ static enum status run_unit(struct turn *t, const struct instr *in, struct strea
         TRY(clear_padding(t, in->unit, call.grads, s));
     if (!call.tied_grads_add && unit->tied >= 0)
         TRY(clear_padding(t, unit->tied, call.tied_grads, s));
-    return unit->backward(model, unit, &call);
+    TRY(unit->backward(model, unit, &call));
+    return op_finish_sums(s);
 }
 
 static enum status run_agree(struct turn *t, const struct instr *in, struct stream *s,
@@ -370,7 +371,8 @@ static enum status issue_marked(struct turn *t, int index, struct stream *s)
     struct event *done = &t->events[index];
     const struct instr *in = &t->program->instrs[index];
     uint32_t mark = progress_mark(t->program, index);
-    if (mark != 0)
+    /* On CUDA a kernel each; and nobody asks where one rank alone stands: it waits for no other. */
+    if (mark != 0 && (ex->comm->world_size > 1 || !ex->device->asynchronous))
         TRY(device_mark(s, mark));
     if (ex->trace != NULL)
         TRY(trace_begin(ex->trace, index, s));

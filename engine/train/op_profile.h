@@ -29,7 +29,7 @@
 
 C_BEGIN
 
-/* The entries of struct ops that enqueue work. */
+/* The entries of struct ops that enqueue work; finish_sums counts as a gap. */
 #define OP_KINDS(X)                                                                                \
     X(embedding_forward)                                                                           \
     X(embedding_backward)                                                                          \

@@ -211,6 +211,7 @@ enum status run_rank(const struct rank_run *r, struct device *device, struct com
     char cause[CAUSE_BYTES];
     struct executor_options executor = r->options->executor;
     executor.overlap = r->config->train.overlap;
+    device->early_launch &= r->config->train.early_launch;
     if (comm->rank == 0)
         trainer.start = r->options->start;
     start_times_part(trainer.start, "ranks");

@@ -104,6 +104,7 @@ void twins_turn_begin(struct twins *w, int turn)
 void twins_turn_end(struct twins *w, int turn)
 {
     struct op_test *t = &w->side[w->now];
+    assert_ok(op_finish_sums(t->s));
     assert_ok(stream_sync(t->s));
     for (int i = 0; i < w->output_count; i++) {
         struct twin_output *o = &w->output[i];
