@@ -288,8 +288,11 @@ static void at_end(void *context, struct trainer *t)
     const struct recorder *r = context;
     if (r->how->at_end != NULL)
         r->how->at_end(r->how->context, t);
-    if (collect(r->trace, t) != ST_OK)
+    if (collect(r->trace, t) != ST_OK) {
+        if (t->comm->rank == 0)
+            r->trace->not_collected = true;
         comm_abort(t->comm, status_message());
+    }
     own_trainer = NULL;
 }
 

@@ -76,6 +76,7 @@ struct run_trace {
         bool replicas_differ;       /* a rank's whole parameters are not these */
     } unit[RUN_UNITS];
     struct account account;
+    bool not_collected; /* the recorder itself failed, at the end of training, and ended the run */
     double squared_norm[RUN_STEPS]; /* float64, from all ranks' gradient shards, if asked for */
 };
 
