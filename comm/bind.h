@@ -17,7 +17,8 @@ C_BEGIN
 
 enum { BIND_ANY_NODE = -1 };
 
-/** bind_get_cpus() - where this thread may run now: what a launcher, taskset or cgroup left it. */
+/** bind_get_cpus() - where this thread may run now: what a launcher, taskset or cgroup left it.
+ * ST_SYSTEM, as the others. */
 MUST_CHECK enum status bind_get_cpus(struct cpuset *cpus);
 
 /** bind_set_cpus() - from now on it runs on @cpus alone. */

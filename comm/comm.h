@@ -78,7 +78,8 @@ MUST_CHECK enum status comm_broadcast(struct comm *comm, struct stream *s, void 
                                       int64_t numel, enum dtype dtype, int root,
                                       struct event *done);
 
-/** comm_exchange() - blocking all-gather of a small host struct (at most 64 KiB). */
+/** comm_exchange() - blocking all-gather of a small host struct (at most 64 KiB). Return: ST_OK;
+ * ST_COMM, ST_TIMEOUT, ST_INVALID (larger, or ranks issued different collectives). */
 MUST_CHECK enum status comm_exchange(struct comm *comm, void *recv, const void *send, size_t bytes);
 
 /** comm_progress() - move collectives in flight forward; call it between operations. Does not wait.
@@ -110,7 +111,7 @@ MUST_CHECK enum status comm_memory_open(struct comm *comm, struct device *device
 /** comm_memory_close() - give it back; nothing is in flight. NULL is fine, also after a failure. */
 void comm_memory_close(struct comm *comm, struct device *device, void **memory);
 
-/** comm_barrier() - all ranks have come here. */
+/** comm_barrier() - all ranks have come here. Return: as comm_exchange(). */
 MUST_CHECK enum status comm_barrier(struct comm *comm);
 
 /**

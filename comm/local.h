@@ -14,12 +14,14 @@ C_BEGIN
 
 struct local_world;
 
-/** local_world_open() - shared by @world_size (1 to 1024) threads; close it after they end. */
+/** local_world_open() - shared by @world_size (1 to 1024) threads; close it after they end.
+ * Return: ST_OK; ST_INVALID (another size, @timeout_ms below 1); ST_MEMORY; ST_SYSTEM. */
 MUST_CHECK enum status local_world_open(struct local_world **out, int world_size,
                                         int64_t timeout_ms);
 void local_world_close(struct local_world **world);
 
-/** local_comm_open() - the communicator of one rank; called in that rank's thread. */
+/** local_comm_open() - the communicator of one rank; called in that rank's thread. Return: ST_OK;
+ * ST_INVALID (no such rank, or opened before); ST_MEMORY. */
 MUST_CHECK enum status local_comm_open(struct comm **out, struct local_world *world, int rank);
 
 C_END

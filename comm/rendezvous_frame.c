@@ -45,7 +45,10 @@ void rendezvous_tell(struct rendezvous *rv, int except)
                        strlen(rv->cause), deadline);
 }
 
-enum status rendezvous_fail(struct rendezvous *rv, enum status st, int except, const char *fmt, ...)
+/* Note, tell, and return a failure. @except: the rank it came from, or -1. */
+static enum status fail_all(struct rendezvous *rv, enum status st, int except, const char *fmt, ...)
+    PRINTF_LIKE(4, 5);
+static enum status fail_all(struct rendezvous *rv, enum status st, int except, const char *fmt, ...)
 {
     char text[CAUSE_BYTES];
     va_list args;
@@ -83,12 +86,12 @@ int frame_send(int fd, enum frame_kind kind, uint32_t sequence, const void *data
     return 0;
 }
 
-enum status peer_lost(struct rendezvous *rv, int rank, int error)
+/* A connection closed (@error 0) or broke. */
+static enum status peer_lost(struct rendezvous *rv, int rank, int error)
 {
     socket_close(&rv->peers[rank].fd);
-    return rendezvous_fail(rv, ST_COMM, rank,
-                           "rank %d closed its connection: its process ended%s%s", rank,
-                           error == 0 ? "" : ", ", error == 0 ? "" : strerror(error));
+    return fail_all(rv, ST_COMM, rank, "rank %d closed its connection: its process ended%s%s", rank,
+                    error == 0 ? "" : ", ", error == 0 ? "" : strerror(error));
 }
 
 static enum status check_head(struct rendezvous *rv, int rank, enum frame_kind expect, size_t bytes)
@@ -100,15 +103,15 @@ static enum status check_head(struct rendezvous *rv, int rank, enum frame_kind e
     if (known && head->kind == FRAME_LEAVE && head->bytes == 0)
         return ST_OK;
     if (!known || head->kind != (uint32_t)expect)
-        return rendezvous_fail(rv, ST_COMM, -1,
-                               "rank %d, or what answers in its place, does not speak as the ranks "
-                               "of this run do",
-                               rank);
+        return fail_all(rv, ST_COMM, -1,
+                        "rank %d, or what answers in its place, does not speak as the ranks "
+                        "of this run do",
+                        rank);
     if (head->bytes != bytes || head->sequence != rv->sequence)
-        return rendezvous_fail(rv, ST_INVALID, -1,
-                               "rank %d sends %u bytes in exchange %u, rank %d expects %zu in "
-                               "exchange %u: the ranks do not make the same calls",
-                               rank, head->bytes, head->sequence, rv->rank, bytes, rv->sequence);
+        return fail_all(rv, ST_INVALID, -1,
+                        "rank %d sends %u bytes in exchange %u, rank %d expects %zu in "
+                        "exchange %u: the ranks do not make the same calls",
+                        rank, head->bytes, head->sequence, rv->rank, bytes, rv->sequence);
     return ST_OK;
 }
 
@@ -121,20 +124,22 @@ static enum status finish(struct rendezvous *rv, int rank)
         enum status st = p->head.sequence > ST_OK && p->head.sequence < ST_COUNT
                              ? (enum status)p->head.sequence
                              : ST_COMM;
-        return rendezvous_fail(rv, st, rank, "%s", p->text);
+        return fail_all(rv, st, rank, "%s", p->text);
     }
     if (p->head.kind == FRAME_LEAVE) {
         p->left = true;
         socket_close(&p->fd);
-        return rendezvous_fail(rv, ST_COMM, -1, "rank %d has left the run; rank %d still needs it",
-                               rank, rv->rank);
+        return fail_all(rv, ST_COMM, -1, "rank %d has left the run; rank %d still needs it", rank,
+                        rv->rank);
     }
     p->complete = true;
     return ST_OK;
 }
 
-enum status peer_advance(struct rendezvous *rv, int rank, enum frame_kind expect, void *dest,
-                         size_t bytes)
+/* Read what has come of a frame of kind @expect with @bytes of payload into @dest; peer->complete
+ * is set when all is there. FRAME_ABORT and a closed connection fail. */
+static enum status peer_advance(struct rendezvous *rv, int rank, enum frame_kind expect, void *dest,
+                                size_t bytes)
 {
     struct peer *p = &rv->peers[rank];
     for (;;) {
@@ -214,9 +219,9 @@ enum status rendezvous_missing(struct rendezvous *rv, int first, int last, const
 {
     char names[128];
     name_missing(rv, first, last, names, sizeof names);
-    return rendezvous_fail(rv, ST_TIMEOUT, -1, "%s in %.1f s: no word from rank %s%s", what,
-                           (double)rv->timeout_ms / 1000.0, names,
-                           rv->rank == 0 ? "" : " (or a rank that it waits for)");
+    return fail_all(rv, ST_TIMEOUT, -1, "%s in %.1f s: no word from rank %s%s", what,
+                    (double)rv->timeout_ms / 1000.0, names,
+                    rv->rank == 0 ? "" : " (or a rank that it waits for)");
 }
 
 enum status frames_receive(struct rendezvous *rv, int first, int last, enum frame_kind expect,
@@ -228,9 +233,8 @@ enum status frames_receive(struct rendezvous *rv, int first, int last, enum fram
         int count = 0, incomplete = 0;
         for (int r = first; r <= last; r++) {
             if (rv->peers[r].left)
-                return rendezvous_fail(rv, ST_COMM, -1,
-                                       "rank %d has left the run; rank %d still needs it", r,
-                                       rv->rank);
+                return fail_all(rv, ST_COMM, -1, "rank %d has left the run; rank %d still needs it",
+                                r, rv->rank);
             incomplete += !rv->peers[r].complete;
             rv->poll_ranks[count] = r;
             rv->polls[count++] = (struct pollfd){.fd = rv->peers[r].fd, .events = POLLIN};
@@ -264,14 +268,14 @@ enum status peer_send(struct rendezvous *rv, int rank, enum frame_kind kind, con
 {
     struct peer *p = &rv->peers[rank];
     if (p->left || p->fd < 0)
-        return rendezvous_fail(rv, ST_COMM, -1, "rank %d has left the run; rank %d still needs it",
-                               rank, rv->rank);
+        return fail_all(rv, ST_COMM, -1, "rank %d has left the run; rank %d still needs it", rank,
+                        rv->rank);
     int error = frame_send(p->fd, kind, rv->sequence, data, bytes, deadline);
     if (error == 0)
         return ST_OK;
     if (error == ETIMEDOUT)
-        return rendezvous_fail(rv, ST_TIMEOUT, -1, "rank %d does not take %zu bytes in %.1f s",
-                               rank, bytes, (double)rv->timeout_ms / 1000.0);
+        return fail_all(rv, ST_TIMEOUT, -1, "rank %d does not take %zu bytes in %.1f s", rank,
+                        bytes, (double)rv->timeout_ms / 1000.0);
     TRY(peer_advance(rv, rank, FRAME_WELCOME, NULL, 0));
     return peer_lost(rv, rank, error);
 }

@@ -73,24 +73,12 @@ void rendezvous_tell(struct rendezvous *rv, int except);
  * rendezvous_abort() does not wait for io. */
 void rendezvous_let_go(struct rendezvous *rv);
 
-/** rendezvous_fail() - note, tell, and return a failure. @except: the rank it came from, or -1. */
-enum status rendezvous_fail(struct rendezvous *rv, enum status st, int except, const char *fmt, ...)
-    PRINTF_LIKE(4, 5);
-
 /** frame_send() - Return: 0, ETIMEDOUT, or the errno of the failure. */
 int frame_send(int fd, enum frame_kind kind, uint32_t sequence, const void *data, size_t bytes,
                int64_t deadline);
 
-/** peer_lost() - fail because a connection closed (@error 0) or broke. */
-enum status peer_lost(struct rendezvous *rv, int rank, int error);
-
-/** peer_advance() - read what has come of a frame of kind @expect with @bytes of payload into
- * @dest; peer->complete is set when all is there. FRAME_ABORT and a closed connection fail. */
-MUST_CHECK enum status peer_advance(struct rendezvous *rv, int rank, enum frame_kind expect,
-                                    void *dest, size_t bytes);
-
 /** peer_check() - something came from a peer that owes no frame: fail if it failed, note that it
- * left; data stays for the next exchange. @revents: of poll(). */
+ * left; data stays for the next exchange. @revents: of poll(). ST_COMM. */
 MUST_CHECK enum status peer_check(struct rendezvous *rv, int rank, int revents);
 
 /** peer_send() - send one frame; when that fails, fail with what the peer said last. */
@@ -98,7 +86,8 @@ MUST_CHECK enum status peer_send(struct rendezvous *rv, int rank, enum frame_kin
                                  const void *data, size_t bytes, int64_t deadline);
 
 /** frames_receive() - wait for one frame of each of the ranks first..last.
- * @dest: @bytes for each of them. @what: begins the message of a time-out. */
+ * @dest: @bytes for each of them. @what: begins the message of a time-out. ST_TIMEOUT; ST_COMM;
+ * ST_INVALID (the ranks do not make the same calls). */
 MUST_CHECK enum status frames_receive(struct rendezvous *rv, int first, int last,
                                       enum frame_kind expect, char *dest, size_t bytes,
                                       int64_t deadline, const char *what);

@@ -27,6 +27,8 @@ MUST_CHECK enum status socket_listen(int *fd, const char *address, int *port);
  * socket_accept() - take one waiting connection.
  * @fd: -1 if none is waiting.
  * @peer: its address, for messages; @peer_bytes of room.
+ *
+ * Return: ST_OK; ST_COMM, with the system's words.
  */
 MUST_CHECK enum status socket_accept(int *fd, int listen_fd, char *peer, size_t peer_bytes);
 

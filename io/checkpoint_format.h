@@ -85,9 +85,6 @@ MUST_CHECK enum status manifest_write(const char *folder, const struct checkpoin
 /** manifest_read() - the manifest of c->path: step, tensors, files, training, by_name, streams. */
 MUST_CHECK enum status manifest_read(struct checkpoint *c);
 
-/** index_read() - the indexes of all files; checks that they cover all tensors. */
-MUST_CHECK enum status index_read(struct checkpoint *c);
-
 /* ---- system calls ---------------------------------------------------------------------------- */
 
 /** checkpoint_open_file() - open for reading; regular files only. @bytes: its size, or NULL. */

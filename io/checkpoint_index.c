@@ -252,7 +252,7 @@ static enum status check_stream(const struct checkpoint *c, int stream)
     return ST_OK;
 }
 
-enum status index_read(struct checkpoint *c)
+static enum status read_indexes(struct checkpoint *c)
 {
     size_t capacity = 0, streams = (size_t)c->stream_of[c->tensor_count];
     for (int i = 0; i < c->file_count; i++)
@@ -282,7 +282,7 @@ enum status checkpoint_open(struct checkpoint *c, const char *path)
     if (!S_ISDIR(info.st_mode))
         return FAIL(IO, "%s: is not a folder; a checkpoint is one", path);
     TRY(manifest_read(c));
-    return index_read(c);
+    return read_indexes(c);
 }
 
 void checkpoint_close(struct checkpoint *c)

@@ -21,8 +21,8 @@ int builder_buffer(struct builder *b, enum category category, enum dtype dtype, 
     return p->buffer_count++;
 }
 
-int builder_persistent(struct builder *b, enum category category, enum dtype dtype, int unit,
-                       size_t bytes)
+static int persistent(struct builder *b, enum category category, enum dtype dtype, int unit,
+                      size_t bytes)
 {
     int i = builder_buffer(b, category, dtype, unit, -1, bytes);
     if (b->st == ST_OK)
@@ -144,36 +144,35 @@ void builder_list_groups(struct builder *b, const struct item *items, int count)
 void builder_list_shared(struct builder *b)
 {
     const struct program_spec *spec = b->spec;
-    b->batch = builder_persistent(b, CATEGORY_BATCH, DTYPE_I32, -1,
-                                  spec->batch_bytes > spec->evaluate_batch_bytes
-                                      ? spec->batch_bytes
-                                      : spec->evaluate_batch_bytes);
-    b->state = builder_persistent(b, CATEGORY_BATCH, DTYPE_F64, -1, spec->state_bytes);
-    b->report = builder_persistent(b, CATEGORY_BATCH, DTYPE_F64, -1, spec->report_bytes);
-    b->reports = builder_persistent(b, CATEGORY_BATCH, DTYPE_F64, -1,
-                                    spec->report_bytes * (size_t)spec->world_size);
-    b->workspace = builder_persistent(b, CATEGORY_WORKSPACE, DTYPE_F32, -1, spec->workspace_bytes);
+    b->batch =
+        persistent(b, CATEGORY_BATCH, DTYPE_I32, -1,
+                   spec->batch_bytes > spec->evaluate_batch_bytes ? spec->batch_bytes
+                                                                  : spec->evaluate_batch_bytes);
+    b->state = persistent(b, CATEGORY_BATCH, DTYPE_F64, -1, spec->state_bytes);
+    b->report = persistent(b, CATEGORY_BATCH, DTYPE_F64, -1, spec->report_bytes);
+    b->reports =
+        persistent(b, CATEGORY_BATCH, DTYPE_F64, -1, spec->report_bytes * (size_t)spec->world_size);
+    b->workspace = persistent(b, CATEGORY_WORKSPACE, DTYPE_F32, -1, spec->workspace_bytes);
     b->update_workspace =
-        builder_persistent(b, CATEGORY_WORKSPACE, DTYPE_F32, -1, spec->update_workspace_bytes);
+        persistent(b, CATEGORY_WORKSPACE, DTYPE_F32, -1, spec->update_workspace_bytes);
     b->p->staging = BUFFER_NONE;
     if (spec->staging_bytes > 0)
-        b->p->staging =
-            builder_persistent(b, CATEGORY_WORKSPACE, DTYPE_F32, -1, spec->staging_bytes);
+        b->p->staging = persistent(b, CATEGORY_WORKSPACE, DTYPE_F32, -1, spec->staging_bytes);
     for (int u = 0; u < spec->unit_count; u++) {
         bool frozen = spec->units[u].frozen;
         if (b->params_sharded)
-            b->shard[u] = builder_persistent(b, CATEGORY_PARAMETERS, spec->param_dtype, u,
-                                             builder_shard_bytes(b, u, spec->param_dtype));
+            b->shard[u] = persistent(b, CATEGORY_PARAMETERS, spec->param_dtype, u,
+                                     builder_shard_bytes(b, u, spec->param_dtype));
         else
-            b->param[u] = builder_persistent(b, CATEGORY_PARAMETERS, spec->param_dtype, u,
-                                             builder_whole_bytes(b, u, spec->param_dtype));
+            b->param[u] = persistent(b, CATEGORY_PARAMETERS, spec->param_dtype, u,
+                                     builder_whole_bytes(b, u, spec->param_dtype));
         size_t state_bytes = b->state_sharded ? builder_shard_bytes(b, u, DTYPE_F32)
                                               : builder_whole_bytes(b, u, DTYPE_F32);
         if (spec->param_dtype != DTYPE_F32)
-            b->master[u] = builder_persistent(b, CATEGORY_MASTER, DTYPE_F32, u, state_bytes);
+            b->master[u] = persistent(b, CATEGORY_MASTER, DTYPE_F32, u, state_bytes);
         if (!frozen) {
-            b->adam_m[u] = builder_persistent(b, CATEGORY_ADAM_M, DTYPE_F32, u, state_bytes);
-            b->adam_v[u] = builder_persistent(b, CATEGORY_ADAM_V, DTYPE_F32, u, state_bytes);
+            b->adam_m[u] = persistent(b, CATEGORY_ADAM_M, DTYPE_F32, u, state_bytes);
+            b->adam_v[u] = persistent(b, CATEGORY_ADAM_V, DTYPE_F32, u, state_bytes);
         }
     }
 }

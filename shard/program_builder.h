@@ -66,11 +66,9 @@ struct builder {
 /** builder_init() - arrays for the units and slots of b->spec, in b->pool. ST_MEMORY. */
 MUST_CHECK enum status builder_init(struct builder *b, int max_items);
 
-/** builder_buffer(), builder_persistent() - a new buffer of at least @bytes; returns its index. */
+/** builder_buffer() - a new buffer of at least @bytes; returns its index. */
 int builder_buffer(struct builder *b, enum category category, enum dtype dtype, int unit,
                    int micro_batch, size_t bytes);
-int builder_persistent(struct builder *b, enum category category, enum dtype dtype, int unit,
-                       size_t bytes);
 /** builder_whole_bytes(), builder_shard_bytes() - of a unit's flat parameter. */
 size_t builder_whole_bytes(const struct builder *b, int unit, enum dtype dtype);
 size_t builder_shard_bytes(const struct builder *b, int unit, enum dtype dtype);

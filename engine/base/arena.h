@@ -47,6 +47,8 @@ MUST_CHECK enum status mem_alloc_raw(void *out, size_t bytes);
  * @capacity: elements that fit, updated.
  * @needed: elements that must fit.
  * @elem_bytes: bytes of one element.
+ *
+ * Return: ST_OK; ST_MEMORY, ST_INVALID (their product overflows): then the array is as before.
  */
 MUST_CHECK enum status mem_grow(void *array, size_t *capacity, size_t needed, size_t elem_bytes);
 

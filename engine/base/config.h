@@ -124,17 +124,21 @@ void config_defaults(struct run_config *config);
 MUST_CHECK enum status config_load(struct run_config *config, const char *path,
                                    const char *const *sets, int set_count);
 
-/** config_set() - one "key.sub=value"; @origin ("--set", "--zero-stage") stands in the message. */
+/** config_set() - one "key.sub=value"; @origin ("--set", "--zero-stage") stands in the message.
+ * ST_INVALID. */
 MUST_CHECK enum status config_set(struct run_config *config, const char *assignment,
                                   const char *origin);
 
-/** config_check() - rules between fields (heads divide hidden, stride fits, stage and reduce). */
+/** config_check() - rules between fields (heads divide hidden, stride fits, stage and reduce).
+ * ST_INVALID. */
 MUST_CHECK enum status config_check(const struct run_config *config);
 
-/** config_write() - the resolved configuration as YAML, loadable again. mem_free(*text). */
+/** config_write() - the resolved configuration as YAML, loadable again. mem_free(*text).
+ * ST_MEMORY. */
 MUST_CHECK enum status config_write(const struct run_config *config, char **text, size_t *bytes);
 
-/** config_document() - docs/configuration.md from the table (Markdown). mem_free(*text). */
+/** config_document() - docs/configuration.md from the table (Markdown). mem_free(*text).
+ * ST_MEMORY. */
 MUST_CHECK enum status config_document(char **text, size_t *bytes);
 
 /** config_help() - print the fields for --help. */

@@ -61,7 +61,8 @@ struct file_log {
     char path[1024];
 };
 
-MUST_CHECK enum status file_log_open(struct file_log *log, const char *path); /* truncates */
+/** file_log_open() - a new log, in place of one that is there. ST_IO. */
+MUST_CHECK enum status file_log_open(struct file_log *log, const char *path);
 
 /** file_log_reopen() - go on with the log that is there, or with an empty one. ST_IO. */
 MUST_CHECK enum status file_log_reopen(struct file_log *log, const char *path);
@@ -72,7 +73,7 @@ MUST_CHECK enum status file_log_cut(struct file_log *log, size_t bytes);
 /** file_log_append() - one write; if it comes out short, the tail is cut off again. ST_IO. */
 MUST_CHECK enum status file_log_append(struct file_log *log, const char *record, size_t bytes);
 
-/** file_log_close() - fsync and close; also for a log that never opened (fd -1). */
+/** file_log_close() - fsync and close; also for a log that never opened (fd -1). ST_IO. */
 MUST_CHECK enum status file_log_close(struct file_log *log);
 
 /** path_join() - "dir/name" into @out; ST_INVALID if it does not fit. */

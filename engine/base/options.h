@@ -53,6 +53,8 @@ struct command {
 /**
  * options_parse() - parse argv[1..argc) (argv[0] is the sub-command's name).
  * @help_shown: set when --help was given and printed; the caller then returns at once.
+ *
+ * Return: ST_OK; ST_INVALID.
  */
 MUST_CHECK enum status options_parse(const struct command *command, int argc, char **argv,
                                      bool *help_shown);

@@ -65,7 +65,7 @@ MUST_CHECK enum status checkpointer_watch(struct checkpointer *c, struct trainer
 
 /**
  * checkpointer_evaluated() - an evaluation is done; is its checkpoint one to keep? Collective.
- * @better: by checkpoint.keep_best better than all before: save now.
+ * @better: by checkpoint.keep_best better than all before: save now. ST_COMM.
  */
 MUST_CHECK enum status checkpointer_evaluated(struct checkpointer *c, struct trainer *t,
                                               const struct evaluation *e, bool *better);
@@ -79,13 +79,15 @@ MUST_CHECK enum status checkpointer_evaluated(struct checkpointer *c, struct tra
 MUST_CHECK enum status checkpointer_save(struct checkpointer *c, struct trainer *t);
 
 /** checkpointer_finish() - the end of the run: save the last step, if that failed before once more,
- * and wait for all files. */
+ * and wait for all files. Return: as checkpointer_save(). */
 MUST_CHECK enum status checkpointer_finish(struct checkpointer *c, struct trainer *t);
 
 /**
  * checkpointer_best() - after checkpointer_finish(): where is the best checkpoint? Collective.
  * @path: CHECKPOINT_PATH_BYTES (io/checkpoint.h); "": none is known, it is the last step's, or it
  * is not in the folder of this run, with a warning.
+ *
+ * Return: ST_OK; ST_COMM; ST_INVALID (the path is too long).
  */
 MUST_CHECK enum status checkpointer_best(const struct checkpointer *c, const struct trainer *t,
                                          char *path);
@@ -111,7 +113,7 @@ MUST_CHECK enum status checkpoint_resume(struct trainer *t, bool *resumed);
  */
 MUST_CHECK enum status checkpoint_load_weights(struct trainer *t, const char *path);
 
-/** checkpoint_folder() - of all checkpoints of a run: OUTPUT/checkpoints. */
+/** checkpoint_folder() - of all checkpoints of a run: OUTPUT/checkpoints. ST_INVALID: too long. */
 MUST_CHECK enum status checkpoint_folder(char *out, size_t bytes, const struct run_config *config);
 
 /**

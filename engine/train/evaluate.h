@@ -17,6 +17,8 @@ C_BEGIN
 struct evaluator;
 struct answers;
 
+/** evaluator_open() - what a round of evaluation needs on the host; @t has its executor.
+ * ST_MEMORY; ST_DEVICE. */
 MUST_CHECK enum status evaluator_open(struct evaluator **out, struct trainer *t);
 void evaluator_close(struct evaluator **e, struct trainer *t);
 

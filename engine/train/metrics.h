@@ -85,6 +85,7 @@ struct metrics_plan {
     const struct account *account;
 };
 
+/** metrics_plan() - before the first step. ST_IO. */
 MUST_CHECK enum status metrics_plan(struct metrics *m, const struct metrics_plan *plan);
 
 /**
@@ -95,9 +96,10 @@ MUST_CHECK enum status metrics_plan(struct metrics *m, const struct metrics_plan
  */
 MUST_CHECK enum status metrics_step(struct metrics *m, const struct step_state *result, double ms,
                                     double flops);
+/** metrics_evaluation() - one evaluation's result. ST_IO. */
 MUST_CHECK enum status metrics_evaluation(struct metrics *m, const struct evaluation *e);
 
-/** metrics_finish() - write summary.json, print the loss of the last epochs. */
+/** metrics_finish() - write summary.json, print the loss of the last epochs. ST_IO; ST_MEMORY. */
 MUST_CHECK enum status metrics_finish(struct metrics *m, const struct account *account,
                                       int world_size, const char *device, const char *ended);
 void metrics_close(struct metrics *m);

@@ -64,6 +64,7 @@ MUST_CHECK enum status metrics_log_open(struct metrics_log *log, const struct ru
 MUST_CHECK enum status metrics_log_begin(struct metrics_log *log, int64_t first_step,
                                          const struct account *account);
 
+/** metrics_log_step(), metrics_log_evaluation() - one record each, in every file. ST_IO. */
 MUST_CHECK enum status metrics_log_step(struct metrics_log *log, const struct step_metrics *s);
 MUST_CHECK enum status metrics_log_evaluation(struct metrics_log *log, const struct evaluation *e);
 

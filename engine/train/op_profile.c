@@ -10,7 +10,7 @@
 #include "engine/base/out.h"
 #include "engine/train/metrics_log.h"
 
-const char *op_profile_name(enum op_kind kind)
+static const char *name_of(enum op_kind kind)
 {
     static const char *const names[] = {
 #define OP_KIND_NAME(name) #name,
@@ -222,7 +222,7 @@ void op_profile_print(const struct op_profile *p)
         char rate[32] = "";
         if (sum->flops > 0)
             snprintf(rate, sizeof rate, "%.1f", sum->flops / sum->ms * 1e-6);
-        out("%-27s %10.1f %10.3f %6.1f%% %9s %8.1f %8.0f%%\n", op_profile_name(order[i]),
+        out("%-27s %10.1f %10.3f %6.1f%% %9s %8.1f %8.0f%%\n", name_of(order[i]),
             (double)sum->calls / n, sum->ms / n, 100 * sum->ms / p->step_ms, rate,
             sum->bytes / sum->ms * 1e-6, 100 * sum->floor_ms / sum->ms);
     }
@@ -246,7 +246,7 @@ enum status op_profile_write(const struct op_profile *p, const char *path)
     for (int i = 0; i < count; i++) {
         const struct op_sum *sum = &p->sums[order[i]];
         record_put(&rec, "%s\n{\"op\":\"%s\",\"calls\":%" PRId64, i > 0 ? "," : "",
-                   op_profile_name(order[i]), sum->calls);
+                   name_of(order[i]), sum->calls);
         record_real(&rec, "ms", sum->ms);
         record_real(&rec, "flops", sum->flops);
         record_real(&rec, "bytes", sum->bytes);

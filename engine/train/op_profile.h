@@ -100,11 +100,13 @@ MUST_CHECK enum status op_profile_open(struct op_profile **out, struct device *d
                                        int call_limit);
 void op_profile_close(struct op_profile **p); /* of NULL is fine */
 
-/** op_profile_begin() - a step of these micro-batches will be issued; the device is idle. */
+/** op_profile_begin() - a step of these micro-batches will be issued; the device is idle.
+ * @squared: of each, the sum of its squared lengths. ST_DEVICE. */
 MUST_CHECK enum status op_profile_begin(struct op_profile *p, const struct sequences *micro,
                                         const double *squared);
 
-/** op_profile_end() - it was issued: wait for it, add its times; @model_flops as MFU counts. */
+/** op_profile_end() - it was issued: wait for it, add its times; @model_flops as MFU counts.
+ * ST_DEVICE. */
 MUST_CHECK enum status op_profile_end(struct op_profile *p, double model_flops);
 
 /** op_profile_print() - the table above, the longest first. */
@@ -113,10 +115,7 @@ void op_profile_print(const struct op_profile *p);
 /** op_profile_write() - the sums as JSON. ST_OK; ST_IO. */
 MUST_CHECK enum status op_profile_write(const struct op_profile *p, const char *path);
 
-/** op_profile_name() - "linear_forward". */
-const char *op_profile_name(enum op_kind kind);
-
-/* For op_profile_table.c. */
+/* For op_profile_table.c: around each call of an op. ST_DEVICE. */
 void op_profile_bind(struct ops *table, const struct ops *real);
 MUST_CHECK enum status op_profile_call(struct op_profile *p, struct stream *s, enum op_kind kind,
                                        double flops, double bytes);

@@ -45,14 +45,14 @@ void snapshot_release(struct snapshot *s);
  * snapshot_begin() - copy the state as it is behind all programs that have been issued.
  *
  * Between two turns, with no update due. Does not wait; the next UPDATE does, on the device, if the
- * copy is still under way then. The values of the snapshot before are gone.
+ * copy is still under way then. The values of the snapshot before are gone. ST_DEVICE.
  */
 MUST_CHECK enum status snapshot_begin(struct snapshot *s, struct trainer *t);
 
-/** snapshot_taken() - may the values be read? Does not wait. */
+/** snapshot_taken() - may the values be read? Does not wait. ST_DEVICE. */
 MUST_CHECK enum status snapshot_taken(const struct snapshot *s, bool *taken);
 
-/** snapshot_wait() - until they may be read. */
+/** snapshot_wait() - until they may be read. ST_DEVICE; a failure of the communicator. */
 MUST_CHECK enum status snapshot_wait(struct snapshot *s);
 
 /** snapshot_state_count() - how many states of a unit there are: 3, or 1 if it is frozen. */

@@ -39,6 +39,8 @@ struct trace; /* the timers of one program */
 /**
  * trace_open() - timers for every instruction of @p.
  * @out: trace_close() releases it. Borrows @device, @p and @model.
+ *
+ * Return: ST_OK; ST_MEMORY; ST_DEVICE, as the next ones.
  */
 MUST_CHECK enum status trace_open(struct trace **out, struct device *device,
                                   const struct program *p, const struct model *model);
