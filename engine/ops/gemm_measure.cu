@@ -1,14 +1,13 @@
 #include "engine/ops/gemm_measure.h"
 
-#include <time.h>
-
 #include "engine/base/arena.h"
+#include "engine/base/clock.h"
 #include "engine/ops/gemm_lt.cuh"
 
 enum { CANDIDATES = 8, FINALISTS = 3, ROUNDS = 3, MOST_RUNS = 12, MOST_SETS = 64 };
 
-static const size_t ROTATED_BYTES = (size_t)96
-                                    << 20; /* more than the L2 cache of any card so far */
+/* More than the L2 cache of any card so far. */
+static const size_t ROTATED_BYTES = (size_t)96 << 20;
 static const double NOISE = 0.01;
 static const double HEAT_US = 40.0, FINAL_US = 160.0; /* of one candidate in one round, about */
 
@@ -227,25 +226,18 @@ static bool is_to_measure(const struct gemm_table *table, const struct gemm_key 
            !gemm_table_find(table, key);
 }
 
-static double seconds(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static enum status measure_all(struct measuring *m, struct gemm_table *table,
                                const struct gemm_table *wanted, size_t bytes, double budget_s,
                                struct gemm_measured *result)
 {
-    double begun = seconds();
+    double begun = clock_s();
     for (int i = 0; i <= CANDIDATES * ROUNDS; i++)
         TRY(CUDA(cudaEventCreate(&m->mark[i])));
     gemm_fill_kernel<<<2048, 256, 0, stream_cuda(m->s)>>>((uint4 *)m->memory, bytes / 16);
     TRY(CUDA(cudaGetLastError()));
     for (int i = 0; i < wanted->count; i++)
         if (is_to_measure(table, &wanted->entries[i].key))
-            TRY(measure_one(m, table, &wanted->entries[i].key, seconds() - begun < budget_s,
+            TRY(measure_one(m, table, &wanted->entries[i].key, clock_s() - begun < budget_s,
                             result));
     return ST_OK;
 }
