@@ -138,7 +138,8 @@ static void fail_every(const char *name, void (*fail_at)(int64_t k), enum status
         assert_true(now_ms() - begun < 15000);
         if (trace.st == ST_OK)
             resume_same_rest(&whole, &trace, SAVED, 0, name);
-        else if (!trace.not_collected && trace.st != cause && (cause != ST_IO || trace.st != ST_CORRUPT))
+        else if (!trace.not_collected && trace.st != cause &&
+                 (cause != ST_IO || trace.st != ST_CORRUPT))
             fail_msg("%s, operation %d: %s: %s", name, (int)k, status_name(trace.st),
                      trace.message);
         enum status st = trace.st;
