@@ -161,7 +161,7 @@ class Check:
 
     def sanitized(self, tool, check, path):
         with self.cards.take(1) as cards:
-            env = dict(os.environ, TESSERA_SMALL="1", CUDA_VISIBLE_DEVICES=str(cards[0]))
+            env = dict(os.environ, TESSERA_SMALL="1", CUDA_VISIBLE_DEVICES=runs.visible(cards))
             self.program(f"sanitizer: {check} {os.path.basename(path)}", path,
                          [tool, "--tool", check, "--error-exitcode", "9"], env)
 

@@ -28,6 +28,12 @@ def gpu_count():
     return sum(line.startswith("GPU ") for line in out.stdout.splitlines())
 
 
+def visible(gpus):
+    """CUDA_VISIBLE_DEVICES for some of those that this process may use."""
+    names = [v for v in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if v]
+    return ",".join(names[g] if names else str(g) for g in gpus)
+
+
 def shares_gpus():
     """Several ranks may have one GPU (NCCL 2.30 or later): --gpus then counts ranks."""
     return os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
@@ -82,9 +88,7 @@ def train(config, folder, ranks=1, device="cuda", gpus=None, timeout=300, option
         command += ["--set", f"{key.replace('__', '.', 1)}={value}"]
     env = dict(os.environ)
     if gpus is not None and device == "cuda" and not shares_gpus():
-        visible = env.get("CUDA_VISIBLE_DEVICES", "")
-        names = [v for v in visible.split(",") if v] or [str(i) for i in range(64)]
-        env["CUDA_VISIBLE_DEVICES"] = ",".join(names[g] for g in gpus)
+        env["CUDA_VISIBLE_DEVICES"] = visible(gpus)
     begin = time.time()
     try:
         done = subprocess.run(command, cwd=ROOT, env=env, stdout=subprocess.PIPE,
