@@ -1,0 +1,161 @@
+#include <stddef.h>
+
+#include "engine/train/executor_turn.h"
+
+_Static_assert(sizeof(struct step_report) % 4 == 0, "reports travel as 32-bit words");
+
+static int64_t shard_numel(const struct turn *t, const struct instr *in)
+{
+    return t->ex->layout->units[in->unit].shard_numel;
+}
+
+static enum status run_gather(struct turn *t, const struct instr *in, struct stream *s,
+                              struct event *done)
+{
+    bool gradient = in->flags & FLAG_GRADIENT;
+    return comm_all_gather(t->ex->comm, s, turn_operand(t, in, gradient ? ROLE_GRAD : ROLE_PARAM),
+                           turn_operand(t, in, gradient ? ROLE_GRAD_SHARD : ROLE_SHARD),
+                           shard_numel(t, in), gradient ? DTYPE_F32 : t->ex->device->param_dtype,
+                           done);
+}
+
+/* BACKWARD writes a unit's gradient up to its last tensor; the padding of the shards behind it must
+ * not carry old bytes into sums and norms. */
+static enum status clear_padding(struct turn *t, int unit, float *grads, struct stream *s)
+{
+    const struct layout_unit *u = &t->ex->layout->units[unit];
+    if (grads == NULL || u->numel == u->padded_numel)
+        return ST_OK;
+    return device_fill(s, grads + u->numel, 0,
+                       sizeof *grads * (size_t)(u->padded_numel - u->numel));
+}
+
+static enum status run_unit(struct turn *t, const struct instr *in, struct stream *s)
+{
+    const struct model *model = t->ex->model;
+    const struct model_unit *unit = &model->units[in->unit];
+    struct unit_call call = {
+        .stream = s,
+        .sequences = &t->micro[in->micro_batch],
+        .state = turn_operand(t, in, ROLE_STATE),
+        .report = turn_operand(t, in, ROLE_REPORT),
+        .params = turn_operand(t, in, ROLE_PARAM),
+        .grads = turn_operand(t, in, ROLE_GRAD),
+        .grads_add = in->flags & FLAG_ADD,
+        .tied_params = turn_operand(t, in, ROLE_PARAM_TIED),
+        .tied_grads = turn_operand(t, in, ROLE_GRAD_TIED),
+        .tied_grads_add = in->flags & FLAG_ADD_TIED,
+        .act_in = turn_operand(t, in, ROLE_ACT_IN),
+        .act_out = turn_operand(t, in, ROLE_ACT_OUT),
+        .dact_in = turn_operand(t, in, ROLE_DACT_IN),
+        .dact_out = turn_operand(t, in, ROLE_DACT_OUT),
+        .saved = turn_operand(t, in, ROLE_SAVED),
+        .scratch = turn_operand(t, in, ROLE_SCRATCH),
+        .training = in->flags & FLAG_TRAINING,
+    };
+    if (in->op != OP_BACKWARD)
+        return unit->forward(model, unit, &call);
+    if (!call.grads_add)
+        TRY(clear_padding(t, in->unit, call.grads, s));
+    if (!call.tied_grads_add && unit->tied >= 0)
+        TRY(clear_padding(t, unit->tied, call.tied_grads, s));
+    TRY(unit->backward(model, unit, &call));
+    return op_finish_sums(s);
+}
+
+static enum status run_agree(struct turn *t, const struct instr *in, struct stream *s,
+                             struct event *done)
+{
+    struct executor *ex = t->ex;
+    struct step_report *reports = turn_operand(t, in, ROLE_REPORTS);
+    TRY(comm_all_gather(ex->comm, s, reports, turn_operand(t, in, ROLE_REPORT), sizeof *reports / 4,
+                        DTYPE_I32, done));
+    TRY(stream_wait(s, done));
+    return op_agree(s, turn_operand(t, in, ROLE_STATE), reports, ex->comm->world_size, &ex->hyper);
+}
+
+static enum status run_update(struct turn *t, const struct instr *in, struct stream *s)
+{
+    struct executor *ex = t->ex;
+    const struct unit_ranges *r = &ex->ranges[in->unit];
+    int64_t n = r->ranges[r->count - 1].first + r->ranges[r->count - 1].count;
+    void *shard = turn_operand(t, in, ROLE_SHARD);
+    void *master = turn_operand(t, in, ROLE_MASTER);
+    void *grad = turn_operand(t, in, ROLE_GRAD);
+    if (grad == NULL)
+        grad = turn_operand(t, in, ROLE_GRAD_SHARD);
+    bool is_master = master == NULL;
+    return op_adamw(s, tensor_1d(is_master ? NULL : shard, ex->device->param_dtype, n),
+                    tensor_1d(is_master ? shard : master, DTYPE_F32, n),
+                    tensor_1d(turn_operand(t, in, ROLE_ADAM_M), DTYPE_F32, n),
+                    tensor_1d(turn_operand(t, in, ROLE_ADAM_V), DTYPE_F32, n),
+                    tensor_1d(grad, DTYPE_F32, n), r->ranges, r->count,
+                    turn_operand(t, in, ROLE_STATE), &ex->hyper);
+}
+
+/* In a prologue: the gradient of a unit is zero, or (no unit) UPDATE is to leave all as it is. */
+static enum status run_clear(struct turn *t, const struct instr *in, struct stream *s)
+{
+    const struct operand *grad = program_operand(in, ROLE_GRAD);
+    char *state = turn_operand(t, in, ROLE_STATE);
+    if (grad != NULL)
+        return device_fill(s, turn_operand(t, in, ROLE_GRAD), 0,
+                           t->program->buffers[grad->buffer].bytes);
+    return device_fill(s, state + offsetof(struct step_state, skip), 0xFF, sizeof(int32_t));
+}
+
+static enum status run_collect(struct turn *t, const struct instr *in, struct stream *s,
+                               struct event *done)
+{
+    struct executor *ex = t->ex;
+    int64_t numel = executor_collect_numel(ex);
+    float *logits = turn_operand(t, in, ROLE_COLLECTED);
+    struct step_report *reports = turn_operand(t, in, ROLE_REPORTS);
+    TRY(comm_all_gather(ex->comm, s, logits, turn_operand(t, in, ROLE_ACT_OUT), numel, DTYPE_F32,
+                        done));
+    TRY(comm_all_gather(ex->comm, s, reports, turn_operand(t, in, ROLE_REPORT), sizeof *reports / 4,
+                        DTYPE_I32, done));
+    TRY(stream_wait(s, done));
+    size_t world = (size_t)ex->comm->world_size;
+    TRY(device_copy(s, t->collected->logits, logits, sizeof *logits * (size_t)numel * world));
+    return device_copy(s, t->collected->reports, reports, sizeof *reports * world);
+}
+
+enum status turn_issue(struct turn *t, const struct instr *in, struct stream *s, struct event *done)
+{
+    struct executor *ex = t->ex;
+    int64_t n = in->unit >= 0 ? shard_numel(t, in) : 0;
+    switch (in->op) {
+    case OP_BEGIN:
+        return op_report_begin(s, turn_operand(t, in, ROLE_REPORT),
+                               turn_operand(t, in, ROLE_STATE));
+    case OP_GATHER:
+        return run_gather(t, in, s, done);
+    case OP_FORWARD:
+    case OP_RECOMPUTE:
+    case OP_BACKWARD:
+        return run_unit(t, in, s);
+    case OP_REDUCE:
+        return comm_reduce_scatter(ex->comm, s, turn_operand(t, in, ROLE_REDUCED),
+                                   turn_operand(t, in, ROLE_GRAD), n, DTYPE_F32, done);
+    case OP_ACCUMULATE:
+        return op_accumulate(s, tensor_1d(turn_operand(t, in, ROLE_GRAD_SHARD), DTYPE_F32, n),
+                             tensor_1d(turn_operand(t, in, ROLE_REDUCED), DTYPE_F32, n), true);
+    case OP_NORM:
+        return op_squared_norm(s, turn_operand(t, in, ROLE_REPORT),
+                               tensor_1d(turn_operand(t, in, ROLE_GRAD_SHARD), DTYPE_F32, n));
+    case OP_AGREE:
+        return run_agree(t, in, s, done);
+    case OP_UPDATE:
+        return run_update(t, in, s);
+    case OP_CLEAR:
+        return run_clear(t, in, s);
+    case OP_COLLECT:
+        return run_collect(t, in, s, done);
+    case OP_CUT:
+    case PROGRAM_OPS:
+        break;
+    }
+    ASSERT(!"known instruction");
+    return ST_OK;
+}
