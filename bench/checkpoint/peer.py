@@ -8,7 +8,7 @@ RAW and TABLE are what `checkpoint_ranks dump` writes: the same values that Tess
 and state becomes a DTensor in pieces of its first dimension, as FSDP2 has it. --bert is FSDP2 itself: a
 BERT for question answering of transformers, random weights, fully_shard on each layer and on the whole,
 and AdamW after a step; its state is what get_state_dict() gives. On CPUs over gloo, on GPUs over NCCL.
-Rank 0 takes orders from stdin and prints a JSON line for each; a time is that of the last rank to be
+Each rank waits for a line on stdin before it makes its state. Rank 0 takes orders from there and prints a JSON line for each; a time is that of the last rank to be
 ready.
 
     save THREADS PATH   dcp.save, every file flushed (sync_files)
@@ -188,6 +188,11 @@ def main():
     parser.add_argument("--bert", nargs=4, type=int)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     args = parser.parse_args()
+    if args.bert:
+        import transformers # noqa: F401 (takes seconds; before the state is asked for)
+        transformers.BertForQuestionAnswering # it is imported when it is named
+    if not sys.stdin.readline():
+        return
     if args.device == "cuda":
         torch.cuda.set_device(args.rank)
     torch.set_num_threads(max(len(os.sched_getaffinity(0)) // args.ranks, 1))
