@@ -8,8 +8,8 @@ RAW and TABLE are what `checkpoint_ranks dump` writes: the same values that Tess
 and state becomes a DTensor in pieces of its first dimension, as FSDP2 has it. --bert is FSDP2 itself: a
 BERT for question answering of transformers, random weights, fully_shard on each layer and on the whole,
 and AdamW after a step; its state is what get_state_dict() gives. On CPUs over gloo, on GPUs over NCCL.
-Each rank waits for a line on stdin before it makes its state. Rank 0 takes orders from there and prints a JSON line for each; a time is that of the last rank to be
-ready.
+Each rank waits for a line on stdin before it makes its state. Rank 0 takes orders from
+there and prints a JSON line for each; a time is that of the last rank to be ready.
 
     save THREADS PATH   dcp.save, every file flushed (sync_files)
     async MODE PATH     dcp.async_save, then wait for it; MODE: default: a stager of its own for each
@@ -118,6 +118,17 @@ def planner():
     return dcp.DefaultSavePlanner(enable_plan_caching=True)
 
 
+class KeptStager(DefaultStager):
+    """One for many saves: async_save of PyTorch 2.11 also closes a stager that it was given, and then
+    its memory is gone and a further save fails with a KeyError."""
+
+    def close(self):
+        pass
+
+    def end(self):
+        super().close()
+
+
 class Stagers:
     """Those that keep their memory; pinned where there is a GPU to copy from."""
 
@@ -126,13 +137,13 @@ class Stagers:
         self.cached, self.staged = self.new(False), self.new(True)
 
     def new(self, in_thread):
-        return DefaultStager(StagingOptions(
+        return KeptStager(StagingOptions(
             use_pinned_memory=self.pinned, use_shared_memory=False, use_async_staging=in_thread,
             use_non_blocking_copy=self.pinned))
 
     def close(self):
-        self.cached.close()
-        self.staged.close()
+        self.cached.end()
+        self.staged.end()
 
 
 def save_async(state, mode, path, stagers):
@@ -151,7 +162,7 @@ def save_async(state, mode, path, stagers):
     upload.result()
     whole = time.perf_counter() - begun
     if own:
-        stager.close()
+        stager.end()
     return {"call_s": call, "blocked_s": blocked, "whole_s": whole}
 
 
