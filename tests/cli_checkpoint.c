@@ -7,6 +7,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "engine/base/arena.h"
+#include "engine/base/file.h"
 #include "io/checkpoint.h"
 #include "tests/support/process.h"
 #include "tests/support/run.h"
@@ -85,6 +87,37 @@ static void a_reshard_verifies_differs_in_nothing_and_goes_on(void **state)
     RUN("checkpoint", "diff", at("on-a/checkpoints/step-00000008"),
         at("on-b/checkpoints/step-00000008"));
     expect(0, "165 states are equal to the bit, 0 differ", NULL);
+    RUN("checkpoint", "diff", at(last), at("on-a/checkpoints/step-00000008"));
+    expect(1, "0 cannot be compared; training state: differs", "has other values than");
+}
+
+/* Neither its record nor its configuration. */
+static void a_run_that_is_refused_leaves_the_earlier_ones_folder_as_it_was(void **state)
+{
+    static const char *const files[] = {"base/config.yaml", "base/metrics.jsonl",
+                                        "base/metrics.csv", "base/summary.json"};
+    enum { FILES = sizeof files / sizeof *files };
+    struct file_text before[FILES], after;
+    (void)state;
+    struct run_config c = base_config();
+    const char *config = run_put_config(&scratch, &c);
+    for (int i = 0; i < FILES; i++) {
+        assert_ok(file_read(&before[i], at(files[i])));
+        assert_true(before[i].bytes > 0);
+    }
+    RUN("train", "--config", config);
+    expect(2, NULL, "step 6 of an earlier run is there, and this run would begin at step 0");
+    RUN("train", "--config", config, "--resume", at("nowhere"));
+    expect(1, NULL, "nowhere: there is no checkpoint");
+    RUN("train", "--config", config, "--resume", "latest", "--set", "train.seed=9");
+    expect(2, NULL, "train.seed is");
+    for (int i = 0; i < FILES; i++) {
+        assert_ok(file_read(&after, at(files[i])));
+        assert_int_equal(after.bytes, before[i].bytes);
+        assert_memory_equal(after.data, before[i].data, after.bytes);
+        mem_free(&after.data);
+        mem_free(&before[i].data);
+    }
 }
 
 static void wrong_arguments_are_told_with_what_is_accepted(void **state)
@@ -290,6 +323,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_reshard_verifies_differs_in_nothing_and_goes_on),
+        cmocka_unit_test(a_run_that_is_refused_leaves_the_earlier_ones_folder_as_it_was),
         cmocka_unit_test(wrong_arguments_are_told_with_what_is_accepted),
         cmocka_unit_test(an_export_is_a_folder_that_answers),
         cmocka_unit_test(an_import_names_what_it_leaves_and_starts_a_run),

@@ -9,7 +9,8 @@
 
 C_BEGIN
 
-/** checkpoint_diff() - print what differs between the checkpoints paths[0] and paths[1]. */
+/** checkpoint_diff() - print what differs between the checkpoints paths[0] and paths[1]. ST_CORRUPT
+ * if a tensor does; of the training state it is only told. */
 MUST_CHECK enum status checkpoint_diff(char **paths);
 
 /* argv[0] is the action's name. */

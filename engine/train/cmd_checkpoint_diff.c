@@ -101,6 +101,8 @@ enum status checkpoint_diff(char **paths)
     out("%d states are equal to the bit, %d differ, %d cannot be compared; training state: %s\n",
         x.equal, x.different, x.alone,
         json_equal(x.side[0].training, x.side[1].training) ? "equal" : "differs");
+    if (x.different + x.alone > 0)
+        st = FAIL(CORRUPT, "%s has other values than %s", paths[1], paths[0]);
 out:
     for (int i = 0; i < SIDES; i++) {
         mem_free(&x.piece[i]);

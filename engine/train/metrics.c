@@ -24,21 +24,23 @@ double metric_value(enum stop_metric metric, const struct evaluation *e)
 
 enum status metrics_open(struct metrics *m, const struct run_config *config)
 {
-    char path[1200];
-    char *text = NULL;
-    size_t bytes = 0;
-    enum status st = ST_OK;
     memset(m, 0, sizeof *m);
     m->config = config;
     m->terminal = isatty(STDERR_FILENO);
     m->start_s = clock_s();
     TRY(mem_alloc(&m->epochs, sizeof *m->epochs * METRICS_MAX_EPOCHS));
-    TRY(file_make_dirs(config->output.dir));
+    return file_make_dirs(config->output.dir);
+}
+
+static enum status write_config(const struct run_config *config)
+{
+    char path[1200];
+    char *text = NULL;
+    size_t bytes = 0;
+    enum status st = ST_OK;
     TRY(path_join(path, sizeof path, config->output.dir, "config.yaml"));
-    TRY_GOTO(st, out, config_write(config, &text, &bytes));
-    TRY_GOTO(st, out, file_write(path, text, bytes));
-    TRY_GOTO(st, out, metrics_log_open(&m->log, config));
-out:
+    TRY(config_write(config, &text, &bytes));
+    st = file_write(path, text, bytes);
     mem_free(&text);
     return st;
 }
@@ -49,6 +51,8 @@ enum status metrics_plan(struct metrics *m, const struct metrics_plan *plan)
     m->steps_per_epoch = plan->steps_per_epoch;
     m->world_size = plan->world_size;
     m->peak = peak_flops(plan->device, plan->dtype);
+    TRY(write_config(m->config));
+    TRY(metrics_log_open(&m->log, m->config));
     return metrics_log_begin(&m->log, plan->first_step, plan->account);
 }
 

@@ -71,8 +71,8 @@ struct metrics {
     struct process_memory process; /* before is 0 where there is one */
 };
 
-/** metrics_open() - create the output folder's metrics.jsonl and config.yaml; of a run that goes on
- * from a checkpoint, metrics.jsonl goes on too. ST_IO. */
+/** metrics_open() - create the output folder. What an earlier run left in it stays as it is until
+ * metrics_plan(): a run that is refused at its start costs nothing. ST_IO; ST_MEMORY. */
 MUST_CHECK enum status metrics_open(struct metrics *m, const struct run_config *config);
 
 /* What a run will be. */
@@ -85,7 +85,8 @@ struct metrics_plan {
     const struct account *account;
 };
 
-/** metrics_plan() - before the first step. ST_IO. */
+/** metrics_plan() - before the first step: write config.yaml, begin metrics.* anew; of a run that
+ * goes on from a checkpoint they go on too. ST_IO; ST_MEMORY. */
 MUST_CHECK enum status metrics_plan(struct metrics *m, const struct metrics_plan *plan);
 
 /**
