@@ -1,8 +1,10 @@
 #include "engine/train/fit.h"
 
+#include <limits.h>
 #include <string.h>
 
 enum { MICRO_BATCH_MAX = 1 << 20 /* of the configuration */, CHECKPOINT_STATES = 3 };
+enum { START = 8, SHORT = 3 /* micro-batches of a step */ };
 
 /* ---- one candidate ---- */
 
@@ -22,45 +24,44 @@ static enum status set_up(struct setup *setup, const struct fit_question *q, int
     return setup_init(setup, &c, q->device, q->world_size, stage, q->train_rows, q->eval_rows);
 }
 
+/* @most_micro_batches: of a step; fewer make a shorter program. */
 static enum status account_of(struct account *account, const struct fit_question *q, int stage,
-                              int64_t micro_batch)
+                              int64_t micro_batch, int most_micro_batches)
 {
     struct setup setup;
     TRY(set_up(&setup, q, stage, micro_batch));
+    if (setup.spec.micro_batches > most_micro_batches)
+        setup.spec.micro_batches = most_micro_batches;
     enum status st = plan_account(account, &setup.spec);
     setup_release(&setup);
     return st;
 }
 
 static enum status forecast_of(double *seconds, const struct fit_question *q,
-                               const struct setup *setup)
+                               const struct setup *setup, const struct program *step)
 {
-    struct plan plan = {0};
-    struct account account;
     struct forecast forecast = {0};
     struct simulate_world world = {q->world_size, q->nodes, 1};
-    TRY(plan_build(&plan, &account, &setup->spec));
-    enum status st = forecast_step(&forecast, setup, &plan.programs[PROGRAM_STEP], q->machine,
-                                   world, forecast_batch(setup));
-    plan_release(&plan);
+    TRY(forecast_step(&forecast, setup, step, q->machine, world, forecast_batch(setup)));
     *seconds = forecast.seconds;
-    return st;
+    return ST_OK;
 }
 
-/* What takes a step program: the bytes that are sent, the time. */
+/* What takes the whole plan: its bytes, those that are sent in a step, the time. */
 static enum status add_step(struct fit *fit, const struct fit_question *q)
 {
     struct setup setup;
-    struct program step = {0};
+    struct plan plan = {0};
     enum status st = ST_OK;
     TRY(set_up(&setup, q, fit->stage, fit->micro_batch));
-    TRY_GOTO(st, out, program_build(&step, PROGRAM_STEP, &setup.spec));
-    fit->sent_bytes = program_collective_bytes(&step, OP_GATHER, q->world_size) +
-                      program_collective_bytes(&step, OP_REDUCE, q->world_size);
+    TRY_GOTO(st, out, plan_build(&plan, &fit->account, &setup.spec));
+    const struct program *step = &plan.programs[PROGRAM_STEP];
+    fit->sent_bytes = program_collective_bytes(step, OP_GATHER, q->world_size) +
+                      program_collective_bytes(step, OP_REDUCE, q->world_size);
     if (q->machine != NULL)
-        TRY_GOTO(st, out, forecast_of(&fit->step_seconds, q, &setup));
+        TRY_GOTO(st, out, forecast_of(&fit->step_seconds, q, &setup, step));
 out:
-    program_release(&step);
+    plan_release(&plan);
     setup_release(&setup);
     return st;
 }
@@ -95,17 +96,17 @@ static int64_t next_candidate(struct point lo, struct point other, int64_t hi, s
 }
 
 /* Ends with @fit->micro_batch, which fits, and one more, which does not: also where the arena is
- * not monotone, for its placing is no exact art. */
-static enum status search(struct fit *fit, const struct fit_question *q, int64_t hi, int64_t hint)
+ * not monotone, for its placing is no exact art. @lo fits, @hi does not. */
+static enum status search(struct fit *fit, const struct fit_question *q, struct point lo,
+                          int64_t hi, int64_t next, int most_micro_batches)
 {
-    enum { HALVE_EVERY = 4, START = 8 };
-    struct point lo = {1, fit->account.arena_bytes}, other;
-    int64_t next = hint > 1 ? hint : START;
+    enum { HALVE_EVERY = 4 };
+    struct point other;
     for (int turn = 1; hi - lo.at > 1; turn++) {
         struct account account;
         if (next >= hi)
             next = hi - 1;
-        TRY(account_of(&account, q, fit->stage, next));
+        TRY(account_of(&account, q, fit->stage, next, most_micro_batches));
         if (account.arena_bytes <= q->room_bytes) {
             other = lo;
             lo = (struct point){next, account.arena_bytes};
@@ -121,15 +122,40 @@ static enum status search(struct fit *fit, const struct fit_question *q, int64_t
     return ST_OK;
 }
 
+/* The answer for a short program, for the whole one: micro-batches behind the third hardly ever
+ * need other memory. Return with the whole plan of @fit->micro_batch. @hi: more is not allowed. */
+static enum status confirm(struct fit *fit, const struct fit_question *q, int64_t hi)
+{
+    struct account account;
+    int64_t at = fit->micro_batch;
+    struct point one = {1, 0};
+    TRY(add_step(fit, q));
+    if (q->config->train.grad_accum <= SHORT)
+        return ST_OK;
+    if (at > 1 && fit->account.arena_bytes > q->room_bytes) {
+        TRY(account_of(&account, q, fit->stage, 1, INT_MAX));
+        one.bytes = account.arena_bytes;
+        TRY(search(fit, q, one, at, at - 1, INT_MAX));
+        return add_step(fit, q);
+    }
+    if (at + 1 == hi)
+        return ST_OK;
+    TRY(account_of(&account, q, fit->stage, at + 1, INT_MAX));
+    if (account.arena_bytes > q->room_bytes)
+        return ST_OK;
+    TRY(search(fit, q, (struct point){at + 1, account.arena_bytes}, hi, at + 2, INT_MAX));
+    return add_step(fit, q);
+}
+
 /* With one micro-batch: whether it is allowed, and fits. */
 static enum status begin(struct fit *fit, const struct fit_question *q, int stage,
-                         int64_t micro_batch)
+                         int64_t micro_batch, int most_micro_batches)
 {
     struct run_config c = candidate(q, stage, micro_batch);
     *fit = (struct fit){.stage = stage, .micro_batch = micro_batch};
     if (config_check(&c) != ST_OK)
         return ST_OK;
-    TRY(account_of(&fit->account, q, stage, micro_batch));
+    TRY(account_of(&fit->account, q, stage, micro_batch, most_micro_batches));
     fit->allowed = true;
     fit->fits = fit->account.arena_bytes <= q->room_bytes;
     return ST_OK;
@@ -139,20 +165,23 @@ enum status fit_largest(struct fit *fit, const struct fit_question *q, int stage
 {
     bool limited = false;
     ASSERT(q->train_rows == 0); /* they are of one micro-batch */
-    TRY(begin(fit, q, stage, 1));
+    TRY(begin(fit, q, stage, 1, SHORT));
     if (!fit->allowed)
         return ST_OK;
-    if (fit->fits) {
-        int64_t most = largest_candidate(q, &limited);
-        TRY(search(fit, q, most + 1, hint));
-        fit->limited = limited && fit->micro_batch == most;
-    }
-    return add_step(fit, q);
+    if (!fit->fits)
+        return add_step(fit, q);
+    int64_t most = largest_candidate(q, &limited);
+    struct point one = {1, fit->account.arena_bytes};
+    TRY(search(fit, q, one, most + 1, hint > 1 ? hint : START, SHORT));
+    TRY(confirm(fit, q, most + 1));
+    fit->fits = fit->account.arena_bytes <= q->room_bytes;
+    fit->limited = limited && fit->micro_batch == most;
+    return ST_OK;
 }
 
 enum status fit_given(struct fit *fit, const struct fit_question *q, int stage)
 {
-    TRY(begin(fit, q, stage, q->config->train.micro_batch));
+    TRY(begin(fit, q, stage, q->config->train.micro_batch, INT_MAX));
     return fit->allowed ? add_step(fit, q) : ST_OK;
 }
 
