@@ -46,6 +46,8 @@ def main():
     if browser is None:
         print("check-report: skipped, no Chromium")
         return
+    if args.shots:
+        os.makedirs(args.shots, exist_ok=True)
     url = pathlib.Path(args.page).resolve().as_uri()
     with tempfile.TemporaryDirectory() as profile:
         dom = browse(browser, ["--dump-dom", url], profile)
