@@ -19,7 +19,9 @@ static const struct calibrate_sizes tiny = {.widths = {32, 64, 96, 128},
                                             .few_rows = 32,
                                             .many_rows = 64,
                                             .update_numel = 4096,
-                                            .link_numel = 8192};
+                                            .link_numel = 8192,
+                                            .tiny_width = 32,
+                                            .tiny_rows = 8};
 
 enum { RANKS = 3 };
 

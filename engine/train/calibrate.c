@@ -189,6 +189,8 @@ static void rates_of_compute(struct machine *m, const struct calibrate_sizes *z,
     m->update_per_second = (double)z->update_numel * (element < 4 ? 2 * 2 + 28 : 28) / t->update;
     m->memory_per_second = (double)z->update_numel * 12 / t->copy;
     m->launch_seconds = t->launch;
+    m->floor_seconds = t->floor;
+    m->edge_seconds = positive(t->turns - t->launch, 0);
 }
 
 static void rates_of_links(struct machine *m, const struct calibrate_sizes *z,
@@ -227,7 +229,9 @@ static void say_sources(struct machine *m, const struct bench *b, int threads)
             "forward and backward, dropout 0.1, short and long sequences, few rows and many",
         [MACHINE_MEMORY] = "copy: a sum of two arrays; elementwise: GELU and residual norms; "
                            "update: AdamW",
-        [MACHINE_LAUNCH] = "many tiny operations; collective: of a few bytes, less its hops",
+        [MACHINE_LAUNCH] = "many tiny operations; least: products of a tiny block; edge: tiny "
+                           "operations by turns on two streams; collective: of a few bytes, less "
+                           "its hops",
         [MACHINE_NEAR] = m->device == DEVICE_CPU
                              ? "all_gather, reduce_scatter; hops are in collective_us"
                              : "all_gather, reduce_scatter; hop: NCCL's own model of a ring",
@@ -255,7 +259,9 @@ static struct calibrate_sizes sizes_for(const struct device *device)
                                         .many_rows = 8960,
                                         .channels = 1024,
                                         .update_numel = 32 << 20,
-                                        .link_numel = 64 << 20};
+                                        .link_numel = 64 << 20,
+                                        .tiny_width = 64,
+                                        .tiny_rows = 128};
     return (struct calibrate_sizes){.widths = {128, 256, 384, 768},
                                     .rows = {64, 256, 512, 1024},
                                     .heads = {32, 64},
@@ -263,7 +269,9 @@ static struct calibrate_sizes sizes_for(const struct device *device)
                                     .many_rows = 768,
                                     .channels = 512,
                                     .update_numel = 4 << 20,
-                                    .link_numel = 8 << 20};
+                                    .link_numel = 8 << 20,
+                                    .tiny_width = 32,
+                                    .tiny_rows = 8};
 }
 
 enum status calibrate_rank(struct machine *m, struct device *device, struct comm *comm,

@@ -12,7 +12,9 @@
  *                  the call's (the longest sequence ends last), the rest the rate's
  *     memory       what a block does beside that (GELU, two residual norms), by width and rows;
  *                  AdamW; a sum
- *     launch       many tiny operations in a row
+ *     launch       many tiny operations in a row; the products of a tiny block: what a kernel takes
+ *                  at least; on GPUs tiny operations by turns on two streams: what it costs to
+ *                  wait for another one
  *     near         all_gather and reduce_scatter, of a few bytes and of many MiB
  *     slow_down    products with and without collectives beside them (GPUs)
  *
@@ -40,6 +42,7 @@ struct calibrate_sizes {
     int64_t heads[CALIBRATE_HEADS], lengths[CALIBRATE_LENGTHS], few_rows, many_rows;
     int64_t channels; /* of attention, at most the last width; a multiple of all heads */
     int64_t update_numel, link_numel;
+    int64_t tiny_width, tiny_rows; /* of a block whose products are nothing but their launches */
 };
 
 struct calibrate_options {
@@ -63,7 +66,7 @@ struct calibrate_times {
     double product[CALIBRATE_WIDTHS][CALIBRATE_ROWS];
     double elementwise[CALIBRATE_WIDTHS][CALIBRATE_ROWS];
     double few[CALIBRATE_HEADS][CALIBRATE_LENGTHS], many[CALIBRATE_HEADS][CALIBRATE_LENGTHS];
-    double update, copy, launch;
+    double update, copy, launch, floor, turns; /* the latter three for each operation */
     double gather_small, gather_large, reduce_small, reduce_large;
     double alone, beside, collectives; /* products alone, with collectives beside; these alone */
 };

@@ -4,7 +4,8 @@
 #include "engine/ops/ops.h"
 #include "engine/train/calibrate.h"
 
-enum { POSITIONS = 512, TINY = 256, TINY_CALLS = 200, NOISE = 1 << 18 };
+enum { POSITIONS = 512, TINY = 256, TINY_CALLS = 200, TURNS = 32, NOISE = 1 << 18 };
+enum { BLOCK_PRODUCTS = 12 };
 
 /* What the ops work on; tensors have room for the most rows. */
 struct stage {
@@ -17,7 +18,8 @@ struct stage {
     float *noise;             /* device memory */
     void *x, *y, *z, *wide, *wide2, *qkv, *dqkv, *lse, *stats, *gamma, *beta, *bias, *w, *param;
     float *dgamma, *dbeta, *dw, *dbias;
-    float *adam[4]; /* master, m, v, gradient */
+    float *adam[4];       /* master, m, v, gradient */
+    struct event turn[2]; /* of two streams that take turns */
 };
 
 static struct tensor rows_of(struct bench *b, void *data, int64_t columns)
@@ -167,6 +169,8 @@ static enum status make_all(struct bench *b)
     TRY(make_noise(b));
     TRY(make_state(b));
     TRY(make_tensors(b));
+    for (int i = 0; i < 2; i++)
+        TRY(event_open(b->device, &g->turn[i]));
     TRY(bench_take(b, (void **)&g->index, numel * sizeof *g->index));
     TRY(device_alloc_host(b->device, (void **)&g->host_index, numel * sizeof *g->host_index));
     memset(g->host_index, 0, numel * sizeof *g->host_index);
@@ -280,6 +284,24 @@ static enum status run_tiny(struct bench *b)
     return ST_OK;
 }
 
+/* Each waits for the one before it, on the other stream. */
+static enum status run_turns(struct bench *b)
+{
+    struct stream *mine = b->s, *other = &b->device->streams[STREAM_UPDATE];
+    enum status st = ST_OK;
+    for (int i = 0; i < TURNS && st == ST_OK; i++) {
+        struct event *turn = &b->stage->turn[i % 2];
+        st = sum_of(b, TINY);
+        if (st == ST_OK)
+            st = event_record(turn, b->s);
+        b->s = i % 2 == 0 ? other : mine;
+        if (st == ST_OK)
+            st = stream_wait(b->s, turn);
+    }
+    b->s = mine;
+    return st;
+}
+
 static enum status time_block(struct bench *b, struct calibrate_times *t)
 {
     const struct calibrate_sizes *z = &b->sizes;
@@ -310,15 +332,28 @@ static enum status time_attention(struct bench *b, struct calibrate_times *t)
     return ST_OK;
 }
 
+static enum status time_launches(struct bench *b, struct calibrate_times *t)
+{
+    TRY(bench_time_compute(b, &t->launch, run_tiny));
+    t->launch /= TINY_CALLS;
+    b->stage->channels = b->sizes.tiny_width;
+    TRY(set_batch(b, b->sizes.tiny_rows, b->sizes.tiny_rows, 0));
+    TRY(bench_time_compute(b, &t->floor, run_products));
+    t->floor /= BLOCK_PRODUCTS;
+    if (!b->device->asynchronous)
+        return ST_OK;
+    TRY(bench_time_compute(b, &t->turns, run_turns));
+    t->turns /= TURNS;
+    return ST_OK;
+}
+
 static enum status time_all(struct bench *b, struct calibrate_times *t)
 {
     TRY(time_block(b, t));
     TRY(time_attention(b, t));
     TRY(bench_time_compute(b, &t->update, run_update));
     TRY(bench_time_compute(b, &t->copy, run_copy));
-    TRY(bench_time_compute(b, &t->launch, run_tiny));
-    t->launch /= TINY_CALLS;
-    return ST_OK;
+    return time_launches(b, t);
 }
 
 enum status bench_products(struct bench *b)
@@ -348,6 +383,8 @@ void calibrate_compute_close(struct bench *b)
     if (b->stage == NULL)
         return;
     device_free_host(b->device, (void **)&b->stage->host_index);
+    for (int i = 0; i < 2; i++)
+        event_close(&b->stage->turn[i]);
     b->s->workspace = NULL;
     b->s->workspace_bytes = 0;
 }

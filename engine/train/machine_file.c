@@ -19,27 +19,32 @@ static const double LEAST = 1e-9, MOST = 1e12; /* of the numbers of a file, but 
 static const char *const group_names[MACHINE_GROUPS] = {
     "products", "attention", "memory", "launch", "near", "far", "slow_down"};
 
+/* OPTIONAL: or 0, which it is where it is missing. */
+enum number_range { ABOVE_ZERO, OR_ZERO, OPTIONAL };
+
 /* The numbers of a file, in its order; a value of the file times @unit is one of the struct. */
 static const struct number {
     enum machine_group group;
     const char *name;
     size_t offset;
     double unit;
-    bool may_be_zero;
+    enum number_range range;
 } numbers[] = {
-    {MACHINE_ATTENTION, "call_us", offsetof(struct machine, attention_call_seconds), 1e-6, true},
-    {MACHINE_MEMORY, "copy", offsetof(struct machine, memory_per_second), 1e9, false},
-    {MACHINE_MEMORY, "update", offsetof(struct machine, update_per_second), 1e9, false},
-    {MACHINE_LAUNCH, "kernel_us", offsetof(struct machine, launch_seconds), 1e-6, true},
-    {MACHINE_LAUNCH, "collective_us", offsetof(struct machine, call_seconds), 1e-6, true},
-    {MACHINE_NEAR, "hop_us", offsetof(struct machine, near.hop_seconds), 1e-6, true},
-    {MACHINE_NEAR, "gather", offsetof(struct machine, near.gather_per_second), 1e9, false},
-    {MACHINE_NEAR, "reduce", offsetof(struct machine, near.reduce_per_second), 1e9, false},
-    {MACHINE_FAR, "hop_us", offsetof(struct machine, far.hop_seconds), 1e-6, true},
-    {MACHINE_FAR, "gather", offsetof(struct machine, far.gather_per_second), 1e9, false},
-    {MACHINE_FAR, "reduce", offsetof(struct machine, far.reduce_per_second), 1e9, false},
-    {MACHINE_SLOW_DOWN, "near", offsetof(struct machine, slow_down_near), 1, true},
-    {MACHINE_SLOW_DOWN, "far", offsetof(struct machine, slow_down_far), 1, true},
+    {MACHINE_ATTENTION, "call_us", offsetof(struct machine, attention_call_seconds), 1e-6, OR_ZERO},
+    {MACHINE_MEMORY, "copy", offsetof(struct machine, memory_per_second), 1e9, ABOVE_ZERO},
+    {MACHINE_MEMORY, "update", offsetof(struct machine, update_per_second), 1e9, ABOVE_ZERO},
+    {MACHINE_LAUNCH, "kernel_us", offsetof(struct machine, launch_seconds), 1e-6, OR_ZERO},
+    {MACHINE_LAUNCH, "least_us", offsetof(struct machine, floor_seconds), 1e-6, OPTIONAL},
+    {MACHINE_LAUNCH, "edge_us", offsetof(struct machine, edge_seconds), 1e-6, OPTIONAL},
+    {MACHINE_LAUNCH, "collective_us", offsetof(struct machine, call_seconds), 1e-6, OR_ZERO},
+    {MACHINE_NEAR, "hop_us", offsetof(struct machine, near.hop_seconds), 1e-6, OR_ZERO},
+    {MACHINE_NEAR, "gather", offsetof(struct machine, near.gather_per_second), 1e9, ABOVE_ZERO},
+    {MACHINE_NEAR, "reduce", offsetof(struct machine, near.reduce_per_second), 1e9, ABOVE_ZERO},
+    {MACHINE_FAR, "hop_us", offsetof(struct machine, far.hop_seconds), 1e-6, OR_ZERO},
+    {MACHINE_FAR, "gather", offsetof(struct machine, far.gather_per_second), 1e9, ABOVE_ZERO},
+    {MACHINE_FAR, "reduce", offsetof(struct machine, far.reduce_per_second), 1e9, ABOVE_ZERO},
+    {MACHINE_SLOW_DOWN, "near", offsetof(struct machine, slow_down_near), 1, OR_ZERO},
+    {MACHINE_SLOW_DOWN, "far", offsetof(struct machine, slow_down_far), 1, OR_ZERO},
 };
 
 enum { NUMBERS = sizeof numbers / sizeof *numbers };
@@ -176,7 +181,8 @@ static enum status take_in_group(struct reader *r, const struct yaml_pair *pair,
         if (numbers[i].group != group || strcmp(numbers[i].name, rest) != 0)
             continue;
         TRY(once(&r->has_number[i], r, pair));
-        return take_number(number_at(m, i), r, pair, numbers[i].unit, numbers[i].may_be_zero);
+        return take_number(number_at(m, i), r, pair, numbers[i].unit,
+                           numbers[i].range != ABOVE_ZERO);
     }
     for (int i = 0; i < TABLES; i++) {
         size_t length = strlen(tables[i].name);
@@ -223,7 +229,7 @@ static enum status check_complete(const struct reader *r)
     for (int i = 0; i < NUMBERS; i++) {
         bool of_far = numbers[i].group == MACHINE_FAR ||
                       numbers[i].offset == offsetof(struct machine, slow_down_far);
-        if (!r->has_number[i] && (far || !of_far))
+        if (!r->has_number[i] && (far || !of_far) && numbers[i].range != OPTIONAL)
             return FAIL(INVALID, "%s: %s.%s is missing", r->file, group_names[numbers[i].group],
                         numbers[i].name);
     }
