@@ -92,8 +92,6 @@ static struct parts parts_of(const struct program *p, const struct instr *in,
 static double collective_seconds(const struct program *p, const struct instr *in,
                                  const struct simulate_rates *rates, struct simulate_world w)
 {
-    if (w.ranks * w.replicas == 1)
-        return 0;
     struct parts x = parts_of(p, in, rates, w);
     return rates->call_seconds + x.hops + x.bytes + x.across;
 }
@@ -129,7 +127,15 @@ static double pass_seconds(const struct pass_work *work, const struct simulate_r
     return work->product_flops / rates->product_flops_per_second +
            work->attention_flops / rates->attention_flops_per_second +
            work->attention_calls * rates->attention_call_seconds +
-           work->bytes / rates->elementwise_per_second + work->kernels * rates->launch_seconds;
+           work->bytes / rates->elementwise_per_second;
+}
+
+/* @launches: seconds of these, where they are in no rate. */
+static struct simulate_work of_kernels(int kernels, double seconds, double launches,
+                                       const struct simulate_rates *rates)
+{
+    double least = kernels * rates->floor_seconds - seconds;
+    return (struct simulate_work){.pause = launches > least ? launches : least, .seconds = seconds};
 }
 
 static double moved_bytes(const struct program *p, const struct instr *in, int world_size)
@@ -144,17 +150,58 @@ static double moved_bytes(const struct program *p, const struct instr *in, int w
     return bytes;
 }
 
-double simulate_seconds(const struct program *p, const struct instr *in,
-                        const struct simulate_rates *rates, struct simulate_world world)
+static struct simulate_work of_pass(const struct pass_work *pass,
+                                    const struct simulate_rates *rates)
+{
+    return of_kernels(pass->kernels, pass_seconds(pass, rates), 0, rates);
+}
+
+/* Of a rank alone, which copies, or finds all in its place. */
+static struct simulate_work of_copy(const struct program *p, const struct instr *in,
+                                    const struct simulate_rates *rates)
+{
+    bool agree = in->op == OP_AGREE || in->op == OP_COLLECT; /* a kernel behind the copy */
+    int first = in->operands[0].buffer, kernels = agree;
+    for (int k = 1; k < in->operand_count; k++)
+        if (in->operands[k].buffer != first)
+            kernels = agree + 1;
+    double bytes = kernels > agree ? moved_bytes(p, in, 1) : 0;
+    return of_kernels(kernels, bytes / rates->memory_per_second, kernels * rates->launch_seconds,
+                      rates);
+}
+
+static bool waits_for_another(const struct instr *in)
+{
+    bool waits = false;
+    for (int s = 0; s < PROGRAM_STREAMS; s++)
+        waits = waits || (in->wait[s] >= 0 && s != (int)in->stream);
+    return waits;
+}
+
+static struct simulate_work work_of(const struct program *p, const struct instr *in,
+                                    const struct simulate_rates *rates, struct simulate_world world)
 {
     if (in->op == OP_FORWARD || in->op == OP_RECOMPUTE)
-        return pass_seconds(&rates->units[in->unit].forward, rates);
+        return of_pass(&rates->units[in->unit].forward, rates);
     if (in->op == OP_BACKWARD)
-        return pass_seconds(&rates->units[in->unit].backward, rates);
+        return of_pass(&rates->units[in->unit].backward, rates);
+    if (simulate_is_collective(in->op) && world.ranks * world.replicas == 1)
+        return of_copy(p, in, rates);
     if (simulate_is_collective(in->op))
-        return rates->launch_seconds + collective_seconds(p, in, rates, world);
+        return (struct simulate_work){
+            0, rates->launch_seconds + collective_seconds(p, in, rates, world), true};
     double per_second = in->op == OP_UPDATE ? rates->update_per_second : rates->memory_per_second;
-    return rates->launch_seconds + moved_bytes(p, in, world.ranks) / per_second;
+    return of_kernels(in->op != OP_CUT, moved_bytes(p, in, world.ranks) / per_second,
+                      rates->launch_seconds, rates);
+}
+
+struct simulate_work simulate_instr(const struct program *p, const struct instr *in,
+                                    const struct simulate_rates *rates, struct simulate_world world)
+{
+    struct simulate_work work = work_of(p, in, rates, world);
+    if (waits_for_another(in))
+        work.pause += rates->edge_seconds;
+    return work;
 }
 
 /* ---- the time line ---- */
@@ -164,12 +211,12 @@ enum { IDLE = -1 };
 /* What a stream does now: the instruction that runs, and the first one that did not begin. */
 struct lane {
     int running, next;
-    double left; /* seconds of work of the running one */
+    double pause, left; /* seconds of the running one */
 };
 
 struct line {
     const struct program *p;
-    const double *seconds;
+    const struct simulate_work *work;
     struct simulate_span *spans;
     struct lane lanes[PROGRAM_STREAMS];
     double now;
@@ -209,7 +256,8 @@ static bool begin_some(struct line *l)
         if (!may_begin(l, lane))
             continue;
         lane->running = lane->next;
-        lane->left = l->seconds[lane->running];
+        lane->pause = l->work[lane->running].pause;
+        lane->left = l->work[lane->running].seconds;
         l->spans[lane->running].begin = l->now;
         lane->next = next_on_stream(l->p, (enum program_stream)s, lane->running + 1);
         begun = true;
@@ -217,55 +265,76 @@ static bool begin_some(struct line *l)
     return begun;
 }
 
-static bool runs_collective(const struct line *l, const struct lane *lane)
+/* In its pause, in a collective, or in work that shares the device. */
+enum phase { PHASE_NONE, PHASE_PAUSE, PHASE_COLLECTIVE, PHASE_SHARED, PHASES };
+
+static enum phase phase_of(const struct line *l, const struct lane *lane)
 {
-    return lane->running != IDLE && simulate_is_collective(l->p->instrs[lane->running].op);
+    if (lane->running == IDLE)
+        return PHASE_NONE;
+    if (lane->pause > 0)
+        return PHASE_PAUSE;
+    return l->work[lane->running].collective ? PHASE_COLLECTIVE : PHASE_SHARED;
 }
 
-/* Let all streams run until the first instruction ends. Return: false if none runs. */
+/* Let a lane run for @step seconds, each of which does 1 / @stretch of its own. */
+static void run_lane(struct line *l, struct lane *lane, double step, double stretch)
+{
+    double *left = lane->pause > 0 ? &lane->pause : &lane->left;
+    if (*left * stretch > step) {
+        *left -= step / stretch;
+        *left = *left > 0 ? *left : 0; /* rounding */
+        return;
+    }
+    *left = 0;
+    if (left == &lane->pause && lane->left > 0)
+        return;
+    l->spans[lane->running].end = l->now;
+    lane->running = IDLE;
+}
+
+/* Let all streams run until the first pause or instruction ends. Return: false if none runs. */
 static bool advance(struct line *l, struct simulate_result *result, double slow_down)
 {
-    int collectives = 0, others = 0;
+    double stretch[PHASES] = {0, 1, 1, 1}, step = 0;
+    int count[PHASES] = {0}, computing = 0;
     for (int s = 0; s < PROGRAM_STREAMS; s++) {
-        collectives += runs_collective(l, &l->lanes[s]);
-        others += l->lanes[s].running != IDLE && !runs_collective(l, &l->lanes[s]);
+        const struct lane *lane = &l->lanes[s];
+        count[phase_of(l, lane)]++;
+        computing += lane->running != IDLE && !l->work[lane->running].collective;
     }
-    if (collectives + others == 0)
+    if (count[PHASE_NONE] == PROGRAM_STREAMS)
         return false;
-    double stretch[PROGRAM_STREAMS], step = 0;
+    stretch[PHASE_SHARED] = count[PHASE_SHARED] * (count[PHASE_COLLECTIVE] > 0 ? 1 + slow_down : 1);
     bool first = true;
     for (int s = 0; s < PROGRAM_STREAMS; s++) {
-        bool collective = runs_collective(l, &l->lanes[s]);
-        stretch[s] = collective ? 1 : others * (collectives > 0 ? 1 + slow_down : 1);
-        if (l->lanes[s].running != IDLE && (first || l->lanes[s].left * stretch[s] < step)) {
-            step = l->lanes[s].left * stretch[s];
+        const struct lane *lane = &l->lanes[s];
+        enum phase phase = phase_of(l, lane);
+        double until = (phase == PHASE_PAUSE ? lane->pause : lane->left) * stretch[phase];
+        if (phase != PHASE_NONE && (first || until < step)) {
+            step = until;
             first = false;
         }
     }
     l->now += step;
-    result->compute_seconds += others > 0 ? step : 0;
-    result->collective_seconds += collectives > 0 ? step : 0;
-    result->exposed_seconds += collectives > 0 && others == 0 ? step : 0;
+    result->compute_seconds += computing > 0 ? step : 0;
+    result->collective_seconds += count[PHASE_COLLECTIVE] > 0 ? step : 0;
+    result->exposed_seconds += count[PHASE_COLLECTIVE] > 0 && computing == 0 ? step : 0;
     for (int s = 0; s < PROGRAM_STREAMS; s++) {
         struct lane *lane = &l->lanes[s];
-        if (lane->running == IDLE)
+        enum phase phase = phase_of(l, lane);
+        if (phase == PHASE_NONE)
             continue;
         result->busy[s] += step;
-        if (lane->left * stretch[s] > step) {
-            lane->left -= step / stretch[s];
-            lane->left = lane->left > 0 ? lane->left : 0; /* rounding */
-            continue;
-        }
-        l->spans[lane->running].end = l->now;
-        lane->running = IDLE;
+        run_lane(l, lane, step, stretch[phase]);
     }
     return true;
 }
 
 void simulate_run(struct simulate_result *result, struct simulate_span *spans,
-                  const struct program *p, const double *seconds, double slow_down)
+                  const struct program *p, const struct simulate_work *work, double slow_down)
 {
-    struct line l = {.p = p, .seconds = seconds, .spans = spans};
+    struct line l = {.p = p, .work = work, .spans = spans};
     ASSERT(slow_down >= 0);
     for (int s = 0; s < PROGRAM_STREAMS; s++) {
         l.lanes[s].running = IDLE;
@@ -282,15 +351,15 @@ void simulate_run(struct simulate_result *result, struct simulate_span *spans,
 }
 
 void simulate_in_order(struct simulate_result *result, struct simulate_span *spans,
-                       const struct program *p, const double *seconds)
+                       const struct program *p, const struct simulate_work *work)
 {
     *result = (struct simulate_result){0};
     for (int i = 0; i < p->instr_count; i++) {
-        bool collective = simulate_is_collective(p->instrs[i].op);
-        spans[i] = (struct simulate_span){result->seconds, result->seconds + seconds[i]};
+        double seconds = work[i].pause + work[i].seconds;
+        spans[i] = (struct simulate_span){result->seconds, result->seconds + seconds};
         result->seconds = spans[i].end;
-        result->busy[p->instrs[i].stream] += seconds[i];
-        *(collective ? &result->collective_seconds : &result->compute_seconds) += seconds[i];
+        result->busy[p->instrs[i].stream] += seconds;
+        *(work[i].collective ? &result->collective_seconds : &result->compute_seconds) += seconds;
     }
     result->exposed_seconds = result->collective_seconds;
 }
@@ -299,18 +368,18 @@ enum status simulate_program(struct simulate_result *result, const struct progra
                              const struct simulate_rates *rates, struct simulate_world world)
 {
     enum status st = ST_OK;
-    double *seconds = NULL;
+    struct simulate_work *work = NULL;
     struct simulate_span *spans = NULL;
-    TRY_GOTO(st, out, mem_alloc(&seconds, sizeof *seconds * (size_t)p->instr_count));
+    TRY_GOTO(st, out, mem_alloc(&work, sizeof *work * (size_t)p->instr_count));
     TRY_GOTO(st, out, mem_alloc(&spans, sizeof *spans * (size_t)p->instr_count));
     for (int i = 0; i < p->instr_count; i++)
-        seconds[i] = simulate_seconds(p, &p->instrs[i], rates, world);
+        work[i] = simulate_instr(p, &p->instrs[i], rates, world);
     if (rates->in_order)
-        simulate_in_order(result, spans, p, seconds);
+        simulate_in_order(result, spans, p, work);
     else
-        simulate_run(result, spans, p, seconds, simulate_slow_down(p, rates, world));
+        simulate_run(result, spans, p, work, simulate_slow_down(p, rates, world));
 out:
     mem_free(&spans);
-    mem_free(&seconds);
+    mem_free(&work);
     return st;
 }

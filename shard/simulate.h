@@ -2,11 +2,13 @@
  * shard/simulate.h - the time line of a step program, from given rates, for any world size.
  *
  * Each stream runs its instructions in order; an instruction begins when the one before it on its
- * stream and all that it waits for have ended. Instructions that are no collectives share the
- * device: k of them beside each other progress at 1 / k. (An UPDATE under a FORWARD is so not free;
- * on GPUs it gained nothing, bench/RESULTS.md.) While a collective runs beside them, they progress
- * at 1 / (1 + slow_down) of that: a collective takes cores or SMs and memory bandwidth from
- * compute. Collectives keep their speed.
+ * stream and all that it waits for have ended. First comes its pause, which needs nothing of the
+ * device: the way from another stream's instruction to this one, launches, and where the work is
+ * too small to fill the device, what its kernels take at least. Behind their pauses instructions
+ * that are no collectives share the device: k of them beside each other progress at 1 / k. (An
+ * UPDATE under a FORWARD is so not free; on GPUs it gained nothing, bench/RESULTS.md.) While a
+ * collective runs beside them, they progress at 1 / (1 + slow_down) of that: a collective takes
+ * cores or SMs and memory bandwidth from compute. Collectives keep their speed.
  *
  *     compute   [ forward 0 ][ forward 1   ][ backward 1 ]......[ backward 0 ]
  *     gather    [ gather 1 ]
@@ -21,6 +23,9 @@
  * node's ranks send through their links together, so rings cross at N / M times a rank's rate:
  *
  *     seconds = call + (N - M) near hop + (M - 1) far hop + (N - 1) / N S / min(near, N / M far)
+ *
+ * A rank alone has no collectives: GATHER and REDUCE are copies, S bytes there and S back, that
+ * share the device as others do; none where they write what they read.
  *
  * Hybrid sharding: R such groups, one a node (M = 1), each with the whole model. REDUCE then sums a
  * rank's shard over its R peers in the other nodes; sums may go up and down two trees:
@@ -56,6 +61,8 @@ struct simulate_rates {
     double update_per_second;       /* bytes that UPDATE reads and writes */
     double memory_per_second;       /* bytes of the others: they read and write operands once */
     double launch_seconds;          /* of a kernel, where that is in no rate */
+    double floor_seconds;           /* that a kernel takes at least, its launch too */
+    double edge_seconds;            /* from another stream's instruction to one that waits for it */
     double call_seconds;            /* that each collective takes beside its hops */
     struct simulate_link near, far; /* within a node; between nodes, of a rank alone */
     double slow_down;               /* >= 0, of collectives at the speed of near links */
@@ -82,22 +89,30 @@ struct simulate_result {
     double exposed_seconds;       /* of which nothing else runs */
 };
 
+/* What an instruction takes with nothing beside it. */
+struct simulate_work {
+    double pause;    /* seconds before the next, which need nothing of the device; >= 0 */
+    double seconds;  /* >= 0 */
+    bool collective; /* keeps its speed and slows others down; else it shares the device */
+};
+
 /** simulate_is_collective() - GATHER, REDUCE, AGREE and COLLECT. */
 bool simulate_is_collective(enum program_op op);
 
-/** simulate_seconds() - what one instruction takes with nothing beside it. */
-double simulate_seconds(const struct program *p, const struct instr *in,
-                        const struct simulate_rates *rates, struct simulate_world world);
+/** simulate_instr() - of one instruction. */
+struct simulate_work simulate_instr(const struct program *p, const struct instr *in,
+                                    const struct simulate_rates *rates,
+                                    struct simulate_world world);
 
 /**
  * simulate_run() - the time line of one turn.
- * @spans: output, one an instruction.
- * @seconds: what each instruction takes with nothing beside it, >= 0.
+ * @spans: output, one an instruction, its pause in it.
+ * @work: of each instruction.
  *
  * Cost: O(instructions). Nothing is allocated.
  */
 void simulate_run(struct simulate_result *result, struct simulate_span *spans,
-                  const struct program *p, const double *seconds, double slow_down);
+                  const struct program *p, const struct simulate_work *work, double slow_down);
 
 /** simulate_slow_down() - of the program's collectives, the mean over their time. */
 double simulate_slow_down(const struct program *p, const struct simulate_rates *rates,
@@ -105,9 +120,9 @@ double simulate_slow_down(const struct program *p, const struct simulate_rates *
 
 /** simulate_in_order() - the same on a rank that does one instruction after the other. */
 void simulate_in_order(struct simulate_result *result, struct simulate_span *spans,
-                       const struct program *p, const double *seconds);
+                       const struct program *p, const struct simulate_work *work);
 
-/** simulate_program() - simulate_seconds() and one of the two. Return: ST_OK; ST_MEMORY. */
+/** simulate_program() - simulate_instr() and one of the two. Return: ST_OK; ST_MEMORY. */
 MUST_CHECK enum status simulate_program(struct simulate_result *result, const struct program *p,
                                         const struct simulate_rates *rates,
                                         struct simulate_world world);

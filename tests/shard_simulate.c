@@ -12,7 +12,7 @@ enum { MAX_INSTRS = 2048 };
 /* A program drawn by hand. */
 struct drawing {
     struct instr instrs[16];
-    double seconds[16];
+    struct simulate_work work[16];
     struct simulate_span spans[16];
     struct program p;
     struct simulate_result result;
@@ -24,7 +24,7 @@ static int draw(struct drawing *d, enum program_op op, enum program_stream strea
 {
     int i = d->p.instr_count++;
     d->p.instrs = d->instrs;
-    d->seconds[i] = seconds;
+    d->work[i] = (struct simulate_work){0, seconds, simulate_is_collective(op)};
     d->instrs[i] = (struct instr){.op = op, .stream = stream, .unit = -1, .micro_batch = -1};
     for (int s = 0; s < PROGRAM_STREAMS; s++)
         d->instrs[i].wait[s] = -1;
@@ -37,7 +37,7 @@ static int draw(struct drawing *d, enum program_op op, enum program_stream strea
 
 static void run(struct drawing *d, double slow_down)
 {
-    simulate_run(&d->result, d->spans, &d->p, d->seconds, slow_down);
+    simulate_run(&d->result, d->spans, &d->p, d->work, slow_down);
 }
 
 static void check_close_at(double got, double want, int line)
@@ -99,6 +99,24 @@ static void collectives_that_are_waited_for_are_exposed(void **state)
     CLOSE(d.result.seconds, 8);
     CLOSE(d.result.exposed_seconds, 6);
     CLOSE(d.result.compute_seconds, 2);
+}
+
+static void pauses_need_nothing_of_the_device(void **state)
+{
+    struct drawing d = {0};
+    (void)state;
+    int forward = draw(&d, OP_FORWARD, ON_COMPUTE, 4, -1, -1);
+    int update = draw(&d, OP_UPDATE, ON_UPDATE, 1, -1, -1);
+    int gather = draw(&d, OP_GATHER, ON_GATHER, 2, -1, -1);
+    d.work[update].pause = 1;
+    d.work[gather].pause = 5;
+    run(&d, 1);
+    SPAN(&d, update, 0, 1 + 2);
+    SPAN(&d, forward, 0, 5); /* alone, by halves, alone: the gather begins then */
+    SPAN(&d, gather, 0, 7);
+    CLOSE(d.result.collective_seconds, 2);
+    CLOSE(d.result.exposed_seconds, 2);
+    CLOSE(d.result.compute_seconds, 5);
 }
 
 /* Gather 1 runs beside forward 0, and makes forward 1 wait for the rest of it. */
@@ -184,14 +202,16 @@ static void instructions_of_no_time_and_empty_programs_end(void **state)
 /* ---- real programs ---- */
 
 static struct unit_work work[SPEC_MAX_UNITS];
-static double seconds[MAX_INSTRS];
+static struct simulate_work drawn[MAX_INSTRS];
 static struct simulate_span spans[MAX_INSTRS];
 
 static void random_seconds(const struct program *p, uint64_t *random)
 {
     assert_true(p->instr_count <= MAX_INSTRS);
     for (int i = 0; i < p->instr_count; i++)
-        seconds[i] = (double)(test_random(random) % 1000) * 1e-4;
+        drawn[i] = (struct simulate_work){(double)(test_random(random) % 3) * 1e-3,
+                                          (double)(test_random(random) % 1000) * 1e-4,
+                                          simulate_is_collective(p->instrs[i].op)};
 }
 
 /* The longest chain of waits and stream order: no line is shorter. */
@@ -206,7 +226,7 @@ static double longest_chain(const struct program *p)
         for (int s = 0; s < PROGRAM_STREAMS; s++)
             if (in->wait[s] >= 0 && end[in->wait[s]] > begin)
                 begin = end[in->wait[s]];
-        end[i] = begin + seconds[i];
+        end[i] = begin + drawn[i].pause + drawn[i].seconds;
         longest = end[i] > longest ? end[i] : longest;
         last[in->stream] = i;
     }
@@ -218,7 +238,7 @@ static double sum_of_compute(const struct program *p)
 {
     double sum = 0;
     for (int i = 0; i < p->instr_count; i++)
-        sum += simulate_is_collective(p->instrs[i].op) ? 0 : seconds[i];
+        sum += drawn[i].collective ? 0 : drawn[i].seconds;
     return sum;
 }
 
@@ -230,9 +250,9 @@ static void check_line(const struct program *p, const struct simulate_result *r,
     for (int i = 0; i < p->instr_count; i++) {
         const struct instr *in = &p->instrs[i];
         double took = spans[i].end - spans[i].begin;
-        bool fixed = simulate_is_collective(in->op);
-        assert_true(took >= seconds[i] - eps);
-        assert_true(took <= seconds[i] * (fixed ? 1 : PROGRAM_STREAMS * (1 + slow_down)) + eps);
+        double most = drawn[i].collective ? 1 : PROGRAM_STREAMS * (1 + slow_down);
+        assert_true(took >= drawn[i].pause + drawn[i].seconds - eps);
+        assert_true(took <= drawn[i].pause + drawn[i].seconds * most + eps);
         if (last[in->stream] >= 0)
             assert_true(spans[i].begin >= spans[last[in->stream]].end - eps);
         for (int s = 0; s < PROGRAM_STREAMS; s++)
@@ -262,15 +282,15 @@ static void lines_of_random_programs_keep_order_and_bounds(void **state)
             const struct program *p = &plan.programs[k];
             struct simulate_result free, slow, again;
             random_seconds(p, &random);
-            simulate_run(&free, spans, p, seconds, 0);
+            simulate_run(&free, spans, p, drawn, 0);
             check_line(p, &free, 0);
             assert_true(free.seconds >= longest_chain(p) - 1e-9);
             assert_true(free.compute_seconds >= sum_of_compute(p) - 1e-9);
-            simulate_run(&slow, spans, p, seconds, 0.4);
+            simulate_run(&slow, spans, p, drawn, 0.4);
             check_line(p, &slow, 0.4);
             assert_true(slow.seconds >= free.seconds - 1e-9);
             assert_true(slow.seconds <= 1.4 * free.seconds + 1e-9);
-            simulate_run(&again, spans, p, seconds, 0.4);
+            simulate_run(&again, spans, p, drawn, 0.4);
             assert_memory_equal(&again, &slow, sizeof slow);
         }
         plan_release(&plan);
@@ -320,13 +340,20 @@ static struct simulate_result bert_step(int stage, int world, int prefetch, doub
     return result;
 }
 
+static double seconds_of(const struct program *p, const struct instr *in,
+                         const struct simulate_rates *rates, struct simulate_world world)
+{
+    struct simulate_work w = simulate_instr(p, in, rates, world);
+    return w.pause + w.seconds;
+}
+
 static void a_collective_is_a_ring_of_hops(void **state)
 {
     static struct spec_case c;
     struct program p = {0};
     int reduces = 0;
     (void)state;
-    for (int world = 1; world <= 64; world *= 4) {
+    for (int world = 4; world <= 64; world *= 4) {
         spec_bert(&c, &spec_bert_base, DTYPE_BF16, 3, world);
         assert_ok(program_build(&p, PROGRAM_STEP, &c.spec));
         struct simulate_rates rates = bert_rates(&c, 10);
@@ -336,8 +363,8 @@ static void a_collective_is_a_ring_of_hops(void **state)
                 continue;
             double share =
                 (double)c.units[in->unit].shard_numel * (in->op == OP_REDUCE ? 4 : 2) / 10e9;
-            CLOSE(simulate_seconds(&p, in, &rates, one_node(world)),
-                  1e-6 + (world > 1 ? 5e-6 : 0) + (world - 1) * (2e-6 + share));
+            CLOSE(seconds_of(&p, in, &rates, one_node(world)),
+                  1e-6 + 5e-6 + (world - 1) * (2e-6 + share));
             reduces++;
         }
     }
@@ -363,20 +390,20 @@ static void between_nodes_all_links_of_a_node_carry_a_ring(void **state)
         if (!reduce && in->op != OP_GATHER)
             continue;
         double share = (double)c.units[in->unit].shard_numel * (reduce ? 4 : 2);
-        CLOSE(simulate_seconds(&p, in, &rates, (struct simulate_world){8, 2, 1}),
+        CLOSE(seconds_of(&p, in, &rates, (struct simulate_world){8, 2, 1}),
               1e-6 + 5e-6 + 6 * 2e-6 + 7e-6 + 7 * share / (reduce ? 16e9 : 20e9));
         /* A rank a node: no near link at all. */
-        CLOSE(simulate_seconds(&p, in, &rates, (struct simulate_world){8, 8, 1}),
+        CLOSE(seconds_of(&p, in, &rates, (struct simulate_world){8, 8, 1}),
               1e-6 + 5e-6 + 7 * 7e-6 + 7 * share / (reduce ? 4e9 : 5e9));
         /* Hybrid: eight ranks a node, three nodes; gradients of a shard go round them. */
         double across = 2 * 2 * 7e-6 + 2 * share / 3 * (1 / 4e9 + 1 / 5e9);
-        CLOSE(simulate_seconds(&p, in, &rates, (struct simulate_world){8, 1, 3}),
+        CLOSE(seconds_of(&p, in, &rates, (struct simulate_world){8, 1, 3}),
               1e-6 + 5e-6 + 7 * (2e-6 + share / 100e9) + (reduce ? across : 0));
     }
     /* 31 peers: a tree of five levels, and nearly all bytes twice. */
-    double ring = simulate_seconds(&p, &p.instrs[first], &rates, (struct simulate_world){8, 1, 1});
+    double ring = seconds_of(&p, &p.instrs[first], &rates, (struct simulate_world){8, 1, 1});
     double share = (double)c.units[p.instrs[first].unit].shard_numel * 4;
-    CLOSE(simulate_seconds(&p, &p.instrs[first], &rates, (struct simulate_world){8, 1, 32}),
+    CLOSE(seconds_of(&p, &p.instrs[first], &rates, (struct simulate_world){8, 1, 32}),
           ring + 2 * 5 * 7e-6 + 31 * share / 32 * (1 / 4e9 + 1 / 5e9));
     program_release(&p);
 }
@@ -413,10 +440,10 @@ static void compute_takes_flops_and_bytes_and_updates_take_bytes(void **state)
     struct simulate_rates rates = bert_rates(&c, 10);
     for (int i = 0; i < p.instr_count; i++) {
         const struct instr *in = &p.instrs[i];
-        double got = simulate_seconds(&p, in, &rates, one_node(4));
+        double got = seconds_of(&p, in, &rates, one_node(4));
         if (in->op == OP_BACKWARD)
             CLOSE(got, work[in->unit].backward.product_flops / 1e14 + 2e9 / 1e13 + 2 * 3e-6 +
-                           2e6 / 1e12 + 18e-6);
+                           2e6 / 1e12);
         if (in->op == OP_UPDATE) /* bf16 slice, master, m and v there and back; gradient there */
             CLOSE(got, 1e-6 + ((double)c.units[in->unit].shard_numel * (2 * 2 + 3 * 8 + 4) +
                                (double)p.buffers[SHARED_STATE].bytes) /
@@ -432,7 +459,7 @@ static void in_order_a_step_is_the_sum_and_all_collectives_are_exposed(void **st
     draw(&d, OP_FORWARD, ON_COMPUTE, 1, -1, -1);
     draw(&d, OP_GATHER, ON_GATHER, 2, -1, -1);
     draw(&d, OP_UPDATE, ON_UPDATE, 4, -1, -1);
-    simulate_in_order(&d.result, d.spans, &d.p, d.seconds);
+    simulate_in_order(&d.result, d.spans, &d.p, d.work);
     SPAN(&d, 1, 1, 3);
     SPAN(&d, 2, 3, 7);
     CLOSE(d.result.seconds, 7);
@@ -490,12 +517,71 @@ static void placement_costs_little_overlap(void **state)
         }
 }
 
-static void one_rank_has_only_the_launches_of_its_collectives(void **state)
+/* At stage 3 it gathers into a buffer of its own and reduces into another; at stage 0 all is in its
+ * place but the report. */
+static void a_rank_alone_copies_what_is_not_in_its_place(void **state)
 {
+    static struct spec_case c;
+    struct program p = {0};
     (void)state;
+    for (int stage = 0; stage < 4; stage += 3) {
+        spec_bert(&c, &spec_bert_base, DTYPE_BF16, stage, 1);
+        assert_ok(program_build(&p, PROGRAM_STEP, &c.spec));
+        struct simulate_rates rates = bert_rates(&c, 10);
+        for (int i = 0; i < p.instr_count; i++) {
+            const struct instr *in = &p.instrs[i];
+            struct simulate_work w = simulate_instr(&p, in, &rates, one_node(1));
+            if (!simulate_is_collective(in->op))
+                continue;
+            assert_false(w.collective);
+            if (in->op == OP_AGREE) {
+                CLOSE(w.pause, 2e-6);
+                continue;
+            }
+            double element = in->op == OP_REDUCE ? 4 : 2, copied = stage == 3;
+            CLOSE(w.pause, copied * 1e-6);
+            CLOSE(w.seconds, copied * 2 * element * (double)c.units[in->unit].shard_numel / 3e12);
+        }
+    }
+    program_release(&p);
     struct simulate_result slow = bert_step(3, 1, 1, 0.001, 0), fast = bert_step(3, 1, 1, 1000, 0);
     CLOSE(slow.seconds, fast.seconds);
-    assert_true(slow.exposed_seconds < 0.1 * slow.seconds);
+    CLOSE(slow.exposed_seconds, 0);
+    CLOSE(slow.collective_seconds, 0);
+}
+
+static void small_work_takes_what_its_kernels_take_at_least(void **state)
+{
+    static struct spec_case c;
+    struct program p = {0};
+    (void)state;
+    spec_bert(&c, &spec_bert_base, DTYPE_BF16, 1, 4);
+    assert_ok(program_build(&p, PROGRAM_STEP, &c.spec));
+    struct simulate_rates rates = bert_rates(&c, 10), bare = rates;
+    int forwards = 0, waits = 0;
+    rates.floor_seconds = 1e-3;
+    rates.edge_seconds = 7e-3;
+    for (int i = 0; i < p.instr_count; i++) {
+        const struct instr *in = &p.instrs[i];
+        struct simulate_work w = simulate_instr(&p, in, &rates, one_node(4));
+        struct simulate_work without = simulate_instr(&p, in, &bare, one_node(4));
+        double edge = 0;
+        for (int s = 0; s < PROGRAM_STREAMS; s++)
+            if (s != (int)in->stream && in->wait[s] >= 0)
+                edge = 7e-3;
+        waits += edge > 0;
+        CLOSE(w.seconds, without.seconds);
+        if (in->op == OP_FORWARD) {
+            CLOSE(w.pause, edge + (8e-3 > w.seconds ? 8e-3 - w.seconds : 0));
+            forwards++;
+        }
+        if (in->op == OP_UPDATE)
+            CLOSE(w.pause + w.seconds, edge + 1e-3);
+        if (in->op == OP_REDUCE)
+            CLOSE(w.pause, edge);
+    }
+    assert_true(forwards > 10 && waits > 10 && waits < p.instr_count);
+    program_release(&p);
 }
 
 int main(void)
@@ -504,6 +590,7 @@ int main(void)
         cmocka_unit_test(one_stream_takes_the_sum),
         cmocka_unit_test(streams_that_do_not_wait_take_the_longest),
         cmocka_unit_test(collectives_that_are_waited_for_are_exposed),
+        cmocka_unit_test(pauses_need_nothing_of_the_device),
         cmocka_unit_test(prefetch_hides_what_compute_is_long_enough_for),
         cmocka_unit_test(compute_slows_down_while_a_collective_runs_beside_it),
         cmocka_unit_test(updates_beside_compute_share_the_device),
@@ -517,7 +604,8 @@ int main(void)
         cmocka_unit_test(in_order_a_step_is_the_sum_and_all_collectives_are_exposed),
         cmocka_unit_test(faster_links_and_prefetch_make_no_step_longer),
         cmocka_unit_test(placement_costs_little_overlap),
-        cmocka_unit_test(one_rank_has_only_the_launches_of_its_collectives),
+        cmocka_unit_test(a_rank_alone_copies_what_is_not_in_its_place),
+        cmocka_unit_test(small_work_takes_what_its_kernels_take_at_least),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -83,13 +83,15 @@ static void check_stage(int stage)
     const struct program *p = &plan.programs[PROGRAM_STEP];
     check_same_program(p, &setup.model, &r);
     for (int k = 0; k < STEPS; k++) {
-        double seconds[MAX_INSTRS], own = 0;
+        struct simulate_work work[MAX_INSTRS];
+        double own = 0;
         struct simulate_result result;
         for (int i = 0; i < r.count; i++) {
-            seconds[i] = r.us[k][i] * 1e-6;
-            own += simulate_is_collective(p->instrs[i].op) ? seconds[i] : 0;
+            bool collective = simulate_is_collective(p->instrs[i].op);
+            work[i] = (struct simulate_work){0, r.us[k][i] * 1e-6, collective};
+            own += collective ? work[i].seconds : 0;
         }
-        simulate_in_order(&result, spans, p, seconds);
+        simulate_in_order(&result, spans, p, work);
         print_message("stage %d: recorded %.2f ms, simulated %.2f ms\n", stage, r.step_us[k] * 1e-3,
                       result.seconds * 1e3);
         assert_true(fabs(result.seconds * 1e6 / r.step_us[k] - 1) < 0.1);
@@ -184,10 +186,12 @@ static double replay_ms(const struct card_step *c, const struct program *p, bool
 {
     static struct simulate_span spans[MAX_INSTRS];
     struct simulate_result result;
-    double seconds[MAX_INSTRS];
+    struct simulate_work work[MAX_INSTRS];
     for (int i = 0; i < p->instr_count; i++)
-        seconds[i] = (alone_us(c, p, i) + (with_pauses ? pause_us(c, p, i) : 0)) * 1e-6;
-    simulate_run(&result, spans, p, seconds, 0);
+        work[i] = (struct simulate_work){with_pauses ? pause_us(c, p, i) * 1e-6 : 0,
+                                         alone_us(c, p, i) * 1e-6,
+                                         simulate_is_collective(p->instrs[i].op)};
+    simulate_run(&result, spans, p, work, 0);
     return result.seconds * 1e3;
 }
 

@@ -17,7 +17,7 @@ struct pass_work {
     double attention_flops; /* of q k^T and of the sum over v, and their gradients */
     double bytes;
     int attention_calls; /* of a forward; a backward counts as two */
-    int kernels;         /* operations that are started, each at some cost that is in no rate */
+    int kernels;         /* that a GPU starts; each takes some time, whatever it does */
 };
 
 /* Of one micro-batch on one rank. */

@@ -247,8 +247,9 @@ static enum status backward(const struct model *m, const struct model_unit *u,
 /* Products: 2 for each weight and row; attention: 4 C for each pair of rows that see each other.
  * Backward is twice that: each product has two gradients. Bytes: forward two norms (branch and
  * residual in, sum and norm out) and the GELU; backward two norms (sum and gradient in, two
- * gradients out) and the GELU's (gradient and input in, gradient and gelu out). Rates are those of
- * a block, so its launches are in them. */
+ * gradients out) and the GELU's (gradient and input in, gradient and gelu out). Kernels on a GPU:
+ * four products, attention, GELU, two norms; backward twice as many products, attention in two
+ * parts, and one that finishes the sums over rows. */
 static struct unit_work work(const struct model *m, const struct model_unit *u,
                              struct batch_size size)
 {
@@ -258,8 +259,8 @@ static struct unit_work work(const struct model *m, const struct model_unit *u,
     double attention = 4.0 * C * size.squared_lengths;
     (void)u;
     return (struct unit_work){
-        .forward = {products, attention, (2 * 4 * C + 2 * F) * element, 1, 0},
-        .backward = {2 * products, 2 * attention, (2 * 4 * C + 4 * F) * element, 2, 0}};
+        .forward = {products, attention, (2 * 4 * C + 2 * F) * element, 1, 8},
+        .backward = {2 * products, 2 * attention, (2 * 4 * C + 4 * F) * element, 2, 14}};
 }
 
 static void whole(struct model_builder *b, const struct encoder_family *f, int index,

@@ -20,6 +20,8 @@ struct simulate_rates forecast_rates(const struct machine *m, const struct unit_
         .update_per_second = m->update_per_second,
         .memory_per_second = m->memory_per_second,
         .launch_seconds = m->launch_seconds,
+        .floor_seconds = m->floor_seconds,
+        .edge_seconds = m->edge_seconds,
         .call_seconds = m->call_seconds,
         .near = m->near,
         .far = m->far,

@@ -93,8 +93,8 @@ static struct unit_work decoder_work(int unit, struct batch_size micro)
     double products = 2 * (4 * C * C + 3 * C * F) * T;
     double attention = 4 * C * micro.squared_lengths / 2;
     return (struct unit_work){
-        {products, attention, (2 * 4 * C + 4 * C + 3 * F) * element, 1, 0},
-        {2 * products, 2 * attention, (2 * 4 * C + 4 * C + 5 * F) * element, 2, 0}};
+        {products, attention, (2 * 4 * C + 4 * C + 3 * F) * element, 1, 12},
+        {2 * products, 2 * attention, (2 * 4 * C + 4 * C + 5 * F) * element, 2, 22}};
 }
 
 static void fill_decoder(struct workload *w, int ranks)
