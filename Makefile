@@ -72,7 +72,7 @@ BENCHES  := $(patsubst bench/%.c,$(BUILD)/bench/%,$(BENCH_SRC))
 LIBTESS  := $(BUILD)/libtessera.a
 BINARY   := $(if $(filter build/release build/release-cpu,$(BUILD)),tessera,$(BUILD)/tessera)
 
-.PHONY: all tests test run-tests soak fuzz fuzzers bench bench-checkpoint bench-gpu check check-report format deps demo run-demo parity \
+.PHONY: all tests test run-tests soak fuzz fuzzers bench bench-checkpoint bench-gpu check check-report check-tensorboard format deps demo run-demo parity \
         run-parity golden docs clean help FORCE
 
 all: $(BINARY)
@@ -89,6 +89,7 @@ help:
 	@echo "make bench-checkpoint   train a little, then size and speed of its checkpoints beside PyTorch's"
 	@echo "make bench-gpu  every GPU row of bench/RESULTS.md; PYTHON= as above"
 	@echo "make check-report   a report's page in headless Chromium, where there is one"
+	@echo "make check-tensorboard   a run's event file in the real TensorBoard; PYTHON= one that has it"
 	@echo "make golden     make the golden numbers again (PyPI: torch, transformers)"
 	@echo "make parity     real weights in Tessera and in transformers (PyPI): the same numbers"
 	@echo "make docs       write docs/configuration.md and the tables of docs/scaling.md"
@@ -202,6 +203,10 @@ check:
 # A short comparison's page in headless Chromium.
 check-report: $(BINARY)
 	@TESSERA=./$(BINARY) scripts/check-report.sh
+
+# A short run's event file in the real TensorBoard.
+check-tensorboard: $(BINARY)
+	@TESSERA=./$(BINARY) $(PYTHON) scripts/check-tensorboard.py
 
 # Every GPU row of bench/RESULTS.md, on a machine with GPUs.
 bench-gpu:
