@@ -31,8 +31,12 @@ static enum status parse(struct values *v, int argc, const char *const *args, bo
         {"wild", OPTION_REAL, &v->wild, "X", "any number", 0, 0, false},
         {"set", OPTION_LIST, &v->sets, "KEY=VALUE", "override a key", 0, 0, false},
     };
-    const struct command command = {"train", "Train a model.", "Details stand here.", options,
-                                    sizeof options / sizeof options[0]};
+    const struct command command = {"train",
+                                    "Train a model.",
+                                    "Details stand here.",
+                                    options,
+                                    sizeof options / sizeof options[0],
+                                    "DIR"};
     char *argv[80] = {(char *)"train"};
     for (int i = 0; i < argc; i++)
         argv[i + 1] = (char *)args[i];
@@ -190,7 +194,7 @@ static void required_options_are_asked_for(void **state)
     (void)state;
     const char *data = NULL;
     const struct option options[] = {{"data", OPTION_TEXT, &data, "FILE", "questions", 0, 0, true}};
-    const struct command command = {"score", "Score.", NULL, options, 1};
+    const struct command command = {"score", "Score.", NULL, options, 1, NULL};
     char *none[] = {(char *)"score"}, *given[] = {(char *)"score", (char *)"--data=x"};
     bool help_shown;
     assert_fails(options_parse(&command, 1, none, &help_shown), ST_INVALID,
@@ -230,7 +234,7 @@ static void help_lists_every_option_with_its_default(void **state)
     struct file_text text;
     /* Other arguments, also wrong ones, do not matter. */
     capture_help(&text, (const char *const[]){"--ranks", "9", "--nonsense", "--help"}, 4);
-    assert_non_null(strstr(text.data, "Usage: tessera train [OPTION]...\nTrain a model.\n"));
+    assert_non_null(strstr(text.data, "Usage: tessera train DIR [OPTION]...\nTrain a model.\n"));
     assert_non_null(strstr(text.data, "\n      --ranks N             ranks that train together"
                                       " (default 2)\n"));
     assert_non_null(strstr(text.data, "what to run (default default.yaml)\n"));

@@ -72,7 +72,8 @@ static void print_option(const char *left, const char *help)
 
 static void print_help(const struct command *c)
 {
-    out("Usage: tessera %s", c->name);
+    out("Usage: tessera %s%s%s", c->name, c->operands != NULL ? " " : "",
+        c->operands != NULL ? c->operands : "");
     for (int i = 0; i < c->option_count; i++) {
         const struct option *o = &c->options[i];
         if (o->required)

@@ -48,6 +48,7 @@ struct command {
     const char *details; /* more lines for --help, or NULL */
     const struct option *options;
     int option_count;
+    const char *operands; /* "PATH DIR" of its usage, or NULL; who parses takes them out before */
 };
 
 /**

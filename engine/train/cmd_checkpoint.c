@@ -181,13 +181,14 @@ enum status checkpoint_arguments(const struct command *command, int argc, char *
 
 /* Those without options of their own. */
 static const struct {
-    const char *name, *full, *summary;
+    const char *name, *full, *operands, *summary;
     enum status (*run)(char **paths);
     int path_count;
-} looks[] = {{"list", "checkpoint list", "The checkpoints in a folder.", list, 1},
-             {"show", "checkpoint show", "What is in a checkpoint.", show, 1},
-             {"verify", "checkpoint verify", "Check every hash of a checkpoint.", verify, 1},
-             {"diff", "checkpoint diff", "Compare two checkpoints.", checkpoint_diff, 2}};
+} looks[] = {
+    {"list", "checkpoint list", "DIR", "The checkpoints in a folder.", list, 1},
+    {"show", "checkpoint show", "PATH", "What is in a checkpoint.", show, 1},
+    {"verify", "checkpoint verify", "PATH", "Check every hash of a checkpoint.", verify, 1},
+    {"diff", "checkpoint diff", "A B", "Compare two checkpoints.", checkpoint_diff, 2}};
 
 static const struct {
     const char *name;
@@ -200,8 +201,10 @@ static enum status look(int which, int argc, char **argv)
 {
     char *paths[2] = {NULL, NULL};
     bool help_shown = false;
-    const struct command command = {
-        .name = looks[which].full, .summary = looks[which].summary, .details = DETAILS};
+    const struct command command = {.name = looks[which].full,
+                                    .operands = looks[which].operands,
+                                    .summary = looks[which].summary,
+                                    .details = DETAILS};
     TRY(checkpoint_arguments(&command, argc, argv, paths, looks[which].path_count, &help_shown));
     return help_shown ? ST_OK : looks[which].run(paths);
 }
@@ -209,6 +212,7 @@ static enum status look(int which, int argc, char **argv)
 enum status cmd_checkpoint(int argc, char **argv)
 {
     const struct command command = {.name = "checkpoint",
+                                    .operands = "list|show|verify|diff|reshard|export|import",
                                     .summary = "Look at, check, compare and convert checkpoints.",
                                     .details = DETAILS};
     bool help_shown = false;

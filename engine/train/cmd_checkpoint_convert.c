@@ -3,12 +3,11 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "comm/comm.h"
 #include "engine/base/log.h"
 #include "engine/base/out.h"
 #include "engine/train/checkpoint_convert.h"
 #include "engine/train/cmd_checkpoint.h"
-
-enum { MOST_RANKS = 4096 };
 
 /* What stands in a new checkpoint, in a line. */
 static enum status print_made(const char *path)
@@ -31,13 +30,13 @@ enum status cmd_checkpoint_reshard(int argc, char **argv)
     bool help_shown = false;
     char *paths[2], made[CHECKPOINT_PATH_BYTES];
     const struct option options[] = {
-        {"ranks", OPTION_INT, &ranks, "N", "ranks to write for", 1, MOST_RANKS, true}};
+        {"ranks", OPTION_INT, &ranks, "N", "ranks to write for", 1, COMM_MAX_WORLD_SIZE, true}};
     const struct command command = {
         .name = "checkpoint reshard",
+        .operands = "PATH DIR",
         .summary = "Write a checkpoint again, in the files of another number of ranks.",
         .details =
-            "Usage: tessera checkpoint reshard PATH DIR --ranks N\n"
-            "writes DIR/step-N with the step of PATH, the same tensors and the same training "
+            "Writes DIR/step-N with the step of PATH, the same tensors and the same training "
             "state, reads\nit back and compares. The files are those that N ranks would have "
             "written. --resume takes\neither: it reads any number of files on any number of "
             "ranks at any stage.\n",
@@ -81,9 +80,9 @@ enum status cmd_checkpoint_export(int argc, char **argv)
          "replace a folder that an earlier export wrote", 0, 0, false}};
     const struct command command = {
         .name = "checkpoint export",
+        .operands = "PATH DIR",
         .summary = "The weights of a checkpoint as a Hugging Face folder.",
-        .details = "Usage: tessera checkpoint export PATH DIR [OPTION]...\n"
-                   "writes config.json, model.safetensors, tokenizer_config.json and vocab.txt to "
+        .details = "Writes config.json, model.safetensors, tokenizer_config.json and vocab.txt to "
                    "DIR, which\ntransformers, tessera predict and model.init_from read. bf16 and "
                    "fp16 round to the nearest\nvalue; one that fp16 has no room for (beyond 65504) "
                    "is an error that names it.\n",
@@ -116,15 +115,16 @@ enum status cmd_checkpoint_import(int argc, char **argv)
     bool help_shown = false;
     char *paths[2], made[CHECKPOINT_PATH_BYTES];
     const struct option options[] = {{"ranks", OPTION_INT, &ranks, "N",
-                                      "write the files of so many ranks", 1, MOST_RANKS, false},
+                                      "write the files of so many ranks", 1, COMM_MAX_WORLD_SIZE,
+                                      false},
                                      {"seed", OPTION_INT, &seed, "N",
                                       "of the initial values of a missing head", 0, 1e15, false}};
     const struct command command = {
         .name = "checkpoint import",
+        .operands = "FOLDER DIR",
         .summary = "A Hugging Face folder as a checkpoint of step 0.",
         .details =
-            "Usage: tessera checkpoint import FOLDER DIR [OPTION]...\n"
-            "writes DIR/step-00000000 with the weights of FOLDER (config.json, and "
+            "Writes DIR/step-00000000 with the weights of FOLDER (config.json, and "
             "model.safetensors or\nmodel.safetensors.index.json with the files it names) and "
             "moments of zero. --resume takes it\nwith any data and seed; so does "
             "model.init_from. Prints a line for each tensor that is\n"

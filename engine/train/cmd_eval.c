@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "comm/comm.h"
 #include "engine/base/file.h"
 #include "engine/base/log.h"
 #include "engine/base/options.h"
@@ -123,7 +124,8 @@ enum status cmd_eval(int argc, char **argv)
         {"vocab", OPTION_TEXT, &args.vocab, "FILE",
          "the vocabulary, if it is not in the folder or where the run had it", 0, 0, false},
         {"output-dir", OPTION_TEXT, &args.output_dir, "DIR", "for the answers", 0, 0, false},
-        {"ranks", OPTION_INT, &args.ranks, "N", "ranks that share the work", 1, 4096, false},
+        {"ranks", OPTION_INT, &args.ranks, "N", "ranks that share the work", 1, COMM_MAX_WORLD_SIZE,
+         false},
         {"zero-stage", OPTION_INT, &args.zero_stage, "0..3",
          "3: each rank holds a part of the model", 0, 3, false},
         {"device", OPTION_TEXT, &args.device, "auto|cpu|cuda", "where to compute (auto)", 0, 0,

@@ -439,7 +439,7 @@ enum status cmd_plan(int argc, char **argv)
          .metavar = "N",
          .help = "nodes that the ranks are spread over, equally; for step times",
          .min = 1,
-         .max = 4096},
+         .max = COMM_MAX_WORLD_SIZE},
         {.name = "json", .kind = OPTION_FLAG, .value = &a.json, .help = "print JSON"},
         {.name = "show-program",
          .kind = OPTION_FLAG,

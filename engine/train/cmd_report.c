@@ -113,8 +113,8 @@ enum status cmd_report(int argc, char **argv)
     const struct command command = {
         .name = "report",
         .summary = "One HTML page of finished runs: memory, time, losses, speed.",
-        .details = "tessera report RUN [RUN]... [--output FILE]\n\n"
-                   "RUN is a run's output folder. Its time line is in the page if it was trained\n"
+        .operands = "RUN [RUN]...",
+        .details = "RUN is a run's output folder. Its time line is in the page if it was trained\n"
                    "with --trace RUN/trace.json. The page opens offline, in any browser.",
         .options = options,
         .option_count = sizeof options / sizeof *options,

@@ -6,6 +6,7 @@
 
 #include "comm/affinity.h"
 #include "comm/bind.h"
+#include "comm/comm.h"
 #include "engine/base/arena.h"
 #include "engine/base/options.h"
 #include "engine/base/out.h"
@@ -21,7 +22,7 @@ static const char DETAILS[] =
     "that CUDA_VISIBLE_DEVICES leaves. A file is another machine's: lstopo FILE.xml writes it "
     "there.\n";
 
-enum { MAX_RANKS = 4096, NIC_BYTES = 40 };
+enum { MAX_RANKS = COMM_MAX_WORLD_SIZE, NIC_BYTES = 40 };
 
 struct job {
     struct topology topology;
