@@ -236,6 +236,10 @@ golden:
 
 docs: $(BINARY)
 	@./$(BINARY) config --document > docs/configuration.md
+	@./$(BINARY) plan --config configs/bert-large-squad1.yaml --memory 80GiB --ranks 8 --markdown \
+		--profile h100+ib400 --set train.grad_accum=1 > $(BUILD)/memory.md && \
+	sed -i '/^<!-- plan/,/^<!-- end/{/^|/d}' docs/memory.md && \
+	sed -i '/^<!-- plan/r $(BUILD)/memory.md' docs/memory.md
 	@sed -i '/^<!-- All that follows/q' docs/scaling.md && ./$(BINARY) plan --scaling >> docs/scaling.md
 
 clean:

@@ -300,6 +300,8 @@ static void plans_for_memory_refuse_what_makes_no_sense(void **state)
         {{"--memory", "1GiB", "--device", "tpu"}, "train.device: expected auto, cpu or cuda"},
         {{"--ranks", "1..8"}, "several numbers need --memory"},
         {{"--reserve", "1GiB"}, "--memory SIZE, which is missing"},
+        {{"--markdown"}, "--memory SIZE, which is missing"},
+        {{"--memory", "1GiB", "--json", "--markdown"}, "not both"},
         {{"--zero-stage", "auto", "--show-program"}, "--show-program needs a stage"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -334,6 +336,24 @@ static void the_table_names_the_fastest_and_what_does_not_fit(void **state)
     json_decref(root);
 }
 
+static void the_table_of_the_page_is_what_plan_prints(void **state)
+{
+    static const char begin[] = "\n<!-- plan --markdown -->\n", end[] = "<!-- end -->";
+    struct file_text page = {0};
+    (void)state;
+    assert_ok(file_read(&page, "docs/memory.md"));
+    RUN("plan", "--config", "configs/bert-large-squad1.yaml", "--memory", "80GiB", "--ranks", "8",
+        "--profile", "h100+ib400", "--set", "train.grad_accum=1", "--markdown");
+    process_expect(&ran, 0, "(fastest)", NULL);
+    const char *table = strstr(page.data, begin);
+    assert_non_null(table);
+    table += sizeof begin - 1;
+    size_t bytes = strlen(ran.out);
+    if (strncmp(table, ran.out, bytes) != 0 || strncmp(table + bytes, end, sizeof end - 1) != 0)
+        fail_msg("docs/memory.md is out of date: run `make docs`");
+    mem_free(&page.data);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -345,6 +365,7 @@ int main(void)
         cmocka_unit_test(b60_a_run_takes_what_plan_printed),
         cmocka_unit_test(plans_for_memory_refuse_what_makes_no_sense),
         cmocka_unit_test(the_table_names_the_fastest_and_what_does_not_fit),
+        cmocka_unit_test(the_table_of_the_page_is_what_plan_prints),
     };
     return cmocka_run_group_tests(tests, make_data, run_tear_down);
 }

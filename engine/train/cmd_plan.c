@@ -278,7 +278,7 @@ struct arguments {
     struct option_list sets;
     int64_t nodes;
     size_t memory_bytes, reserve_bytes;
-    bool json, show_program, from_data, scaling;
+    bool json, markdown, show_program, from_data, scaling;
 };
 
 /* "8", or "1..4096". */
@@ -349,7 +349,9 @@ static enum status plan_memory(const struct arguments *a, const struct run_confi
     table->nodes = target->nodes;
     table->memory_bytes = a->memory_bytes;
     table->reserve_bytes = a->reserve_bytes;
-    return fit_table_print(table, a->json);
+    if (a->json && a->markdown)
+        return FAIL(INVALID, "--json or --markdown, not both");
+    return fit_table_print(table, a->json ? FIT_JSON : a->markdown ? FIT_MARKDOWN : FIT_TEXT);
 }
 
 static enum status run(const struct arguments *a)
@@ -376,6 +378,8 @@ static enum status run(const struct arguments *a)
         return FAIL(INVALID, "--ranks %s: several numbers need --memory SIZE", a->ranks);
     if (a->reserve_bytes > 0)
         return FAIL(INVALID, "--reserve is a part of --memory SIZE, which is missing");
+    if (a->markdown)
+        return FAIL(INVALID, "--markdown is for --memory SIZE, which is missing");
     if (a->show_program && config.train.zero_stage == ZERO_STAGE_AUTO)
         return FAIL(INVALID, "--show-program needs a stage: --zero-stage 0, 1, 2 or 3");
     return plan(&config, &target, a->json, a->show_program, a->from_data);
@@ -441,6 +445,10 @@ enum status cmd_plan(int argc, char **argv)
          .min = 1,
          .max = COMM_MAX_WORLD_SIZE},
         {.name = "json", .kind = OPTION_FLAG, .value = &a.json, .help = "print JSON"},
+        {.name = "markdown",
+         .kind = OPTION_FLAG,
+         .value = &a.markdown,
+         .help = "with --memory: print a Markdown table"},
         {.name = "show-program",
          .kind = OPTION_FLAG,
          .value = &a.show_program,

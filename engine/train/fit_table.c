@@ -160,6 +160,43 @@ static enum status print_text(const struct fit_table *t)
     return ST_OK;
 }
 
+/* ---- Markdown ---- */
+
+static void markdown_fit(const struct fit_table *t, const struct rank_fits *r, const struct fit *f)
+{
+    const size_t *b = f->account.at_peak;
+    size_t state = b[CATEGORY_PARAMETERS] + b[CATEGORY_GRADIENTS] + b[CATEGORY_MASTER] +
+                   b[CATEGORY_ADAM_M] + b[CATEGORY_ADAM_V];
+    out("| %d | %d%s | ", r->world_size, f->stage, f == r->fastest ? " (fastest)" : "");
+    if (!f->fits) {
+        out("%s |  |  |  |  | %s", f->allowed ? "none" : "refused", t->machine != NULL ? " |" : "");
+    } else {
+        out("%" PRId64 " | %.1f | %.2f | %.2f | %.1f |", f->micro_batch,
+            scaled(t, f->account.arena_bytes), scaled(t, state), scaled(t, b[CATEGORY_IN_FLIGHT]),
+            scaled(t, b[CATEGORY_ACTIVATIONS]));
+        if (t->machine != NULL)
+            out(" %.0f |", sequences_per_second(t, r, f));
+    }
+    out("\n");
+}
+
+static enum status print_markdown(const struct fit_table *t)
+{
+    struct rank_fits r = {0};
+    out("| ranks | stage | largest micro-batch | arena %s | state | in flight | activations |%s\n"
+        "| ---: | --- | ---: | ---: | ---: | ---: | ---: |%s\n",
+        in_mib(t) ? "MiB" : "GiB", t->machine != NULL ? " predicted sequences/s |" : "",
+        t->machine != NULL ? " ---: |" : "");
+    for (int ranks = t->ranks_from;; ranks = next_ranks(t, ranks)) {
+        TRY(find_fits(&r, t, ranks));
+        for (int stage = 0; stage < FIT_STAGES; stage++)
+            markdown_fit(t, &r, &r.fits[stage]);
+        if (ranks == t->ranks_to)
+            break;
+    }
+    return ST_OK;
+}
+
 /* ---- JSON ---- */
 
 static void json_fit(const struct fit_table *t, const struct rank_fits *r, const struct fit *f)
@@ -214,7 +251,9 @@ static enum status print_json(const struct fit_table *t)
     return ST_OK;
 }
 
-enum status fit_table_print(const struct fit_table *table, bool json)
+enum status fit_table_print(const struct fit_table *table, enum fit_format format)
 {
-    return json ? print_json(table) : print_text(table);
+    if (format == FIT_JSON)
+        return print_json(table);
+    return format == FIT_MARKDOWN ? print_markdown(table) : print_text(table);
 }

@@ -19,8 +19,14 @@ struct fit_table {
     int ranks_from, ranks_to;        /* both, and the powers of two between them */
 };
 
+enum fit_format {
+    FIT_TEXT,
+    FIT_MARKDOWN, /* the table alone, with fewer columns: for docs/memory.md, issues, notes */
+    FIT_JSON
+};
+
 /**
- * fit_table_print() - compute and print it, as text or (@json) as one JSON object:
+ * fit_table_print() - compute and print it. As one JSON object it is
  *
  *     {"memory_bytes":M,"device":"cuda","dtype":"bf16","parameters":P,"grad_accum":A,
  *      "max_length":T,"ranks":[{"world_size":N,"beside_bytes":B,"fastest":S or null,"stages":[
@@ -34,7 +40,7 @@ struct fit_table {
  *
  * Return: ST_OK; ST_INVALID and ST_MEMORY as setup_init().
  */
-MUST_CHECK enum status fit_table_print(const struct fit_table *table, bool json);
+MUST_CHECK enum status fit_table_print(const struct fit_table *table, enum fit_format format);
 
 C_END
 
