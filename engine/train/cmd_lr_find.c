@@ -163,7 +163,8 @@ enum status cmd_lr_find(int argc, char **argv)
         {"steps", OPTION_INT, &args.steps, "N", "how many rates", LR_SWEEP_MIN_STEPS, 1e6, false},
         {"output-dir", OPTION_TEXT, &args.output_dir, "DIR", "for lr_find.csv (output.dir)", 0, 0,
          false},
-        {"ranks", OPTION_INT, &args.ranks, "N", "ranks that train together", 1, COMM_MAX_WORLD_SIZE, false},
+        {"ranks", OPTION_INT, &args.ranks, "N", "ranks that train together", 1, COMM_MAX_WORLD_SIZE,
+         false},
         {"device", OPTION_TEXT, &args.device, "auto|cpu|cuda", "where to compute", 0, 0, false},
         {"set", OPTION_LIST, &args.sets, "KEY=VALUE", "a key of the configuration", 0, 0, false},
     };
