@@ -107,8 +107,9 @@ $(BUILD)/flags: FORCE
 $(BUILD)/engine/ops/%.c.o: EXTRA := $(if $(filter 1,$(DEBUG)),,-O3) -fno-math-errno -fno-trapping-math
 $(BUILD)/engine/base/rng_normal.c.o: EXTRA := $(if $(filter 1,$(DEBUG)),,-O3) -fno-math-errno -fno-trapping-math
 
-# The page that this file holds.
+# What these files hold.
 $(BUILD)/engine/train/report_page.c.o: engine/train/report.html
+$(BUILD)/engine/train/machine.c.o: engine/train/h200.yaml
 
 # Messages of other programs' files: code is generated from io/*.proto.
 GEN := $(BUILD)/gen
