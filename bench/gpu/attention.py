@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Attention of Tessera beside PyTorch's varlen FlashAttention, on one GPU.
 
-usage: bench/gpu/attention.py [T...] [--rounds 3]        default: 1408 2816 11264 24576
+usage: bench/gpu/attention.py [--rounds 3]
 
-bench/cuda_ops measures Tessera's passes at T tokens: sequences of 176, or 64 equal ones where that
-is more; with dropout 0.1, bf16, in CUDA graphs over several sets of tensors. The same shapes go
-through torch.ops.aten._flash_attention_forward and _backward with cu_seqlens, in graphs over as many
-bytes. Both in turn, --rounds times; shown is the median in us a layer.
+bench/cuda_attention measures Tessera's passes: windows of SQuAD's lengths, packed, and full windows
+of 384; bf16, with dropout 0.1 and without, in CUDA graphs over several sets of tensors. The same
+sequences go through torch.ops.aten._flash_attention_forward and _backward with cu_seqlens, in
+graphs over as many bytes. Both in turn, --rounds times; shown is the median in us a layer.
 """
 import argparse
 import os
@@ -18,44 +18,60 @@ import sys
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import runs  # noqa: E402
 
-MODELS = {"base": 12, "large": 16}
-WIDTH, MAX_SEQUENCES, LENGTH, DROPOUT, TOUCHED = 64, 64, 176, 0.1, 256 << 20
+WINDOW, TOUCHED = 384, 256 << 20
+NUMBER = r" +([0-9.]+)"
+LINE = re.compile(rf"^(\S.*?) +(\d+) +\d+{NUMBER}{NUMBER} +[0-9.]+{NUMBER} +[0-9.]+$", re.M)
 
 
-def tessera(tokens):
-    """(model, T, pass) -> us."""
+def tessera():
+    """{(case, head width, dropout): (us forward, us backward)}, in the bench's order."""
     wrap = os.path.join(runs.ROOT, "build/gpu/run")
-    command = [wrap, "bench/cuda_ops"] if os.path.exists(wrap) else \
-        [os.path.join(runs.ROOT, "build/release/bench/cuda_ops")]
-    done = subprocess.run(command + [str(t) for t in tokens], cwd=runs.ROOT, check=True,
-                          stdout=subprocess.PIPE, text=True)
-    rows = re.findall(r"^(\w+) +(\d+)  attention (\w+) +([0-9.]+)", done.stdout, re.M)
-    return {(m, int(t), which): float(us) for m, t, which, us in rows}
+    command = [wrap, "bench/cuda_attention"] if os.path.exists(wrap) else \
+        [os.path.join(runs.ROOT, "build/release/bench/cuda_attention")]
+    done = subprocess.run(command, cwd=runs.ROOT, check=True, stdout=subprocess.PIPE, text=True)
+    rows = {(x[1], int(x[2]), float(x[3])): (float(x[4]), float(x[5]))
+            for x in LINE.finditer(done.stdout)}
+    if not rows:
+        sys.exit(f"attention.py: no figures of bench/cuda_attention: {done.stdout.strip()}")
+    return rows
+
+
+def cases():
+    """{case: (lengths of its sequences, heads)}, from the bench's source."""
+    with open(os.path.join(runs.ROOT, "bench/cuda_attention.c"), encoding="utf-8") as f:
+        source = f.read()
+    table = re.search(r"window_tokens\[MOST\] = \{([^}]*)\}", source)[1]
+    windows = [int(x) for x in re.findall(r"\d+", table)]
+    found = re.findall(r'\{"([a-z 0-9]+)", (\d+), (\d+), \d+, (true|false)\}', source)
+    return {name: ([WINDOW] * int(count) if full == "true" else windows[:int(count)], int(heads))
+            for name, count, heads, full in found}
 
 
 class Torch:
     """The passes at one shape, each a graph over several sets of tensors."""
 
-    def __init__(self, heads, tokens):
+    def __init__(self, lengths, heads, width, dropout):
         import torch
         self.torch = torch
-        count = min(tokens // LENGTH, MAX_SEQUENCES)
-        ends = [tokens * i // count for i in range(count + 1)]
-        longest = max(b - a for a, b in zip(ends, ends[1:]))
+        ends = [0]
+        for n in lengths:
+            ends.append(ends[-1] + n)
+        tokens, longest = ends[-1], max(lengths)
         cu = torch.tensor(ends, dtype=torch.int32, device="cuda")
-        sets = max(TOUCHED // (tokens * heads * WIDTH * 2 * 8), 1)
+        sets = max(TOUCHED // (tokens * heads * width * 2 * 8), 1)
         self.sets, self.keep = sets, []
         g = torch.Generator("cuda").manual_seed(1)
 
         def rand():
-            return torch.randn(tokens, heads, WIDTH, device="cuda", dtype=torch.bfloat16, generator=g)
+            return torch.randn(tokens, heads, width, device="cuda", dtype=torch.bfloat16,
+                               generator=g)
 
         given = [(rand(), rand(), rand(), rand()) for _ in range(sets)]
         aten = torch.ops.aten
 
         def forward(x):
             q, k, v, _ = x
-            return aten._flash_attention_forward(q, k, v, cu, cu, longest, longest, DROPOUT, False,
+            return aten._flash_attention_forward(q, k, v, cu, cu, longest, longest, dropout, False,
                                                  False)
 
         made = [forward(x) for x in given]
@@ -63,7 +79,7 @@ class Torch:
         def backward(x, y):
             q, k, v, dout = x
             return aten._flash_attention_backward(dout, q, k, v, y[0], y[1], cu, cu, longest, longest,
-                                                  DROPOUT, False, y[2], y[3])
+                                                  dropout, False, y[2], y[3])
 
         self.graphs = {"forward": self.graph(lambda: [forward(x) for x in given]),
                        "backward": self.graph(lambda: [backward(x, y) for x, y in zip(given, made)])}
@@ -95,27 +111,24 @@ class Torch:
 
 def main():
     p = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    p.add_argument("tokens", nargs="*", type=int, default=[1408, 2816, 11264, 24576])
     p.add_argument("--rounds", type=int, default=3)
     args = p.parse_args()
-    ours, theirs = {}, {}
+    ours, theirs, shapes = {}, {}, cases()
     for _ in range(args.rounds):
-        for key, us in tessera(args.tokens).items():
+        for key, us in tessera().items():
             ours.setdefault(key, []).append(us)
-        for model, heads in MODELS.items():
-            for t in args.tokens:
-                torch = Torch(heads, t)
-                for which in ("forward", "backward"):
-                    theirs.setdefault((model, t, which), []).append(torch.us(which))
-    print(f"{runs.gpu_name()}, us a layer, dropout {DROPOUT}, head width {WIDTH}")
-    print("| model | tokens | forward | backward | both | PyTorch forward | backward | both | PyTorch / "
-          "Tessera |\n|---|---|---|---|---|---|---|---|---|")
-    for model in MODELS:
-        for t in args.tokens:
-            a, b = ([statistics.median(x[model, t, w]) for w in ("forward", "backward")]
-                    for x in (ours, theirs))
-            print(f"| BERT-{model} | {t} | {a[0]:.1f} | {a[1]:.1f} | {sum(a):.1f} | {b[0]:.1f} | "
-                  f"{b[1]:.1f} | {sum(b):.1f} | {sum(b) / sum(a):.2f} |")
+        for case, width, dropout in ours:
+            lengths, heads = shapes[case]
+            torch = Torch(lengths, heads, width, dropout)
+            theirs.setdefault((case, width, dropout), []).append(
+                (torch.us("forward"), torch.us("backward")))
+    print(f"{runs.gpu_name()}, us a layer\n| case | head width | tokens | dropout | forward | backward "
+          "| both | PyTorch forward | backward | both | PyTorch / Tessera |\n|" + "---|" * 11)
+    for key in ours:
+        case, width, dropout = key
+        a, b = ([statistics.median(us) for us in zip(*x[key])] for x in (ours, theirs))
+        print(f"| {case} | {width} | {sum(shapes[case][0])} | {dropout} | {a[0]:.1f} | {a[1]:.1f} | "
+              f"{sum(a):.1f} | {b[0]:.1f} | {b[1]:.1f} | {sum(b):.1f} | {sum(b) / sum(a):.2f} |")
 
 
 if __name__ == "__main__":
