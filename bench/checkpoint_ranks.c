@@ -33,6 +33,7 @@
 #include "engine/base/out.h"
 #include "engine/train/checkpoint.h"
 #include "engine/train/checkpoint_model.h"
+#include "engine/train/checkpoint_ranges.h"
 #include "engine/train/run.h"
 #include "io/checkpoint_format.h"
 
@@ -286,7 +287,8 @@ static enum status obey(void *context, struct trainer *t)
     int64_t next = t->steps_done + 1;
     (void)context;
     if (t->comm->rank == 0) {
-        out("{\"ranks\": %d}\n", t->comm->world_size);
+        out("{\"ranks\": %d, \"packing\": %d, \"loading\": %d}\n", t->comm->world_size,
+            checkpoint_packing_threads(t), range_reader_threads(t->device));
         TRY(out_flush());
     }
     for (;;) {

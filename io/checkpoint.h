@@ -28,12 +28,13 @@
  * index, the index those of its chunks (XXH3-64 of the plain values). So what read_range returns is
  * what was written, or an error that names file, tensor and range.
  *
- * Memory: a writer holds two chunks and 56 bytes for each one written (and what zstd takes, about a
- * megabyte), an open checkpoint 56 bytes a chunk, a reader three chunks. A chunk is at most
- * CHECKPOINT_CHUNK_BYTES.
+ * Memory: a writer holds two chunks, with N threads of its own 2 N + 3, and 56 bytes for each one
+ * written (and what zstd takes, about a megabyte a thread), an open checkpoint 56 bytes a chunk, a
+ * reader three chunks. A chunk is at most CHECKPOINT_CHUNK_BYTES.
  *
  * Threads: a writer and a reader each belong to one thread; a struct checkpoint is read-only once
- * open, and any number of readers, one a thread, may share it.
+ * open, and any number of readers, one a thread, may share it. A writer may be given threads that
+ * pack for it; the bytes of its file do not depend on their number.
  *
  * Sources: zstd, RFC 8878; XXH3, https://github.com/Cyan4973/xxHash (doc/xxhash_spec.md).
  */
@@ -49,7 +50,7 @@
 C_BEGIN
 
 struct json_t;       /* jansson's; includers that look inside include <jansson.h> */
-struct ZSTD_CCtx_s;  /* zstd's */
+struct packers;      /* private to io/ */
 struct ZSTD_DCtx_s;  /* zstd's */
 struct XXH3_state_s; /* xxHash's */
 
@@ -89,6 +90,7 @@ struct checkpoint_file {
 struct checkpoint_options {
     int level;           /* zstd, 1..19; 0 stores the values uncompressed */
     int64_t chunk_bytes; /* plain, a multiple of 4, at most CHECKPOINT_CHUNK_BYTES; 0: that */
+    int threads;         /* that pack beside the caller, who writes; 0: the caller does both */
 };
 
 struct checkpoint_stream { /* a state of a tensor, as a file names it */
@@ -111,9 +113,9 @@ struct checkpoint_writer { /* zero-initialise */
     struct checkpoint_options options;
     int fd;
     bool is_open;
-    struct ZSTD_CCtx_s *zstd;  /* owned */
+    struct packers *packers;   /* owned */
     struct XXH3_state_s *hash; /* owned; of the whole file */
-    uint8_t *planes, *packed;  /* owned; a chunk each */
+    int64_t sent;              /* bytes that the disk was told to begin with */
     struct checkpoint_stream *streams;
     struct checkpoint_chunk *chunks;
     size_t stream_capacity, stream_count, chunk_capacity, chunk_count;
@@ -146,7 +148,8 @@ MUST_CHECK enum status checkpoint_writer_open(struct checkpoint_writer *w, const
 
 /**
  * checkpoint_write_range() - elements [first, first + numel) of a state of a tensor.
- * @data: @numel values in host memory; every bit pattern is kept, NaN payloads too.
+ * @data: @numel values in host memory; every bit pattern is kept, NaN payloads too. With threads in
+ * the options it is read until the writer is closed or abandoned.
  *
  * One sequential write a chunk. Ranges come in any order; that none is there twice or missing is
  * checked by publish. A writer with no range at all is fine (more ranks than elements).
@@ -239,6 +242,11 @@ const struct checkpoint_tensor *checkpoint_find(const struct checkpoint *c, cons
 
 /** checkpoint_has_state() - is there a state of this name? */
 bool checkpoint_has_state(const struct checkpoint_tensor *tensor, const char *state);
+
+/** checkpoint_chunk_end() - the element behind the chunk that holds element @first of a state:
+ * reads that end there unpack each chunk once. INT64_MAX: there is no such element. */
+int64_t checkpoint_chunk_end(const struct checkpoint *c, const char *state, const char *tensor,
+                             int64_t first);
 
 /** checkpoint_stored_bytes() - bytes in the files of a state of a tensor, no index; 0: none. */
 int64_t checkpoint_stored_bytes(const struct checkpoint *c, const char *state, const char *tensor);

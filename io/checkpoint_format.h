@@ -11,6 +11,8 @@
 
 C_BEGIN
 
+struct ZSTD_CCtx_s; /* zstd's */
+
 enum { PLANES = 4 };
 
 /* Without a final zero. The first tells a file that was sent as text, as PNG's does. */
@@ -65,6 +67,36 @@ MUST_CHECK enum status chunk_pack(uint8_t *packed, size_t *bytes, uint32_t plane
 /** chunk_unpack() - the reverse; false if a plane is not what zstd made of @numel bytes. */
 bool chunk_unpack(float *values, uint8_t *planes, const uint8_t *packed,
                   const uint32_t plane_bytes[PLANES], int32_t numel, struct ZSTD_DCtx_s *zstd);
+
+/* ---- chunks of a writer (checkpoint_pack.c) -------------------------------------------------- */
+
+struct packers;
+
+struct packed_chunk {
+    struct checkpoint_chunk chunk; /* with its hash and the bytes of its planes */
+    const uint8_t *data;           /* borrowed, until the next one is put */
+    size_t bytes;
+};
+
+/**
+ * packers_open() - @threads that pack; 0: packers_put() does. packers_close() also after a failure.
+ *
+ * Memory: 2 @threads + 3 chunks, or two. Threads that cannot be started are done without.
+ * Return: ST_OK; ST_MEMORY; ST_SYSTEM; ST_INVALID (the level).
+ */
+MUST_CHECK enum status packers_open(struct packers **out, int threads, size_t chunk_bytes,
+                                    int level);
+void packers_close(struct packers **packers);
+
+/** packers_wants() - is there room for one more? packers_empty() - is none under way? */
+bool packers_wants(const struct packers *packers);
+bool packers_empty(const struct packers *packers);
+
+/** packers_put() - pack @chunk->numel values; with threads @data is read until it is taken. */
+void packers_put(struct packers *packers, const struct checkpoint_chunk *chunk, const float *data);
+
+/** packers_take() - the oldest one; waits until it is packed. ST_MEMORY. */
+MUST_CHECK enum status packers_take(struct packers *packers, const struct packed_chunk **out);
 
 /* ---- names ----------------------------------------------------------------------------------- */
 

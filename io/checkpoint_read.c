@@ -108,16 +108,35 @@ static size_t chunk_at(const struct checkpoint *c, int stream, int64_t element)
     return low;
 }
 
+/* The states of all tensors are numbered; -1: there is none of these names. */
+static int find_stream(const struct checkpoint *c, const struct checkpoint_tensor *t,
+                       const char *state)
+{
+    for (int k = 0; t != NULL && k < t->state_count; k++)
+        if (strcmp(t->states[k], state) == 0)
+            return c->stream_of[t - c->tensors] + k;
+    return -1;
+}
+
+int64_t checkpoint_chunk_end(const struct checkpoint *c, const char *state, const char *tensor,
+                             int64_t first)
+{
+    const struct checkpoint_tensor *t = checkpoint_find(c, tensor);
+    int stream = find_stream(c, t, state);
+    if (stream < 0 || first < 0 || first >= t->numel)
+        return INT64_MAX;
+    const struct checkpoint_chunk *k = &c->chunks[chunk_at(c, stream, first)];
+    return k->first + k->numel;
+}
+
 static enum status find_range(int *stream, const struct checkpoint *c, struct place at,
                               int64_t first, int64_t numel)
 {
     const struct checkpoint_tensor *t = checkpoint_find(c, at.tensor);
     if (t == NULL)
         return FAIL(INVALID, "%s: there is no tensor \"%.200s\"", c->path, at.tensor);
-    int state = 0;
-    while (state < t->state_count && strcmp(t->states[state], at.state) != 0)
-        state++;
-    if (state == t->state_count)
+    *stream = find_stream(c, t, at.state);
+    if (*stream < 0)
         return FAIL(INVALID, "%s: tensor \"%.200s\" has no state %.40s", c->path, at.tensor,
                     at.state);
     if (first < 0 || numel < 0 || first > t->numel || numel > t->numel - first)
@@ -125,7 +144,6 @@ static enum status find_range(int *stream, const struct checkpoint *c, struct pl
                     "%s: tensor \"%.200s\" has %" PRId64 " elements, asked for %" PRId64
                     " from %" PRId64,
                     c->path, at.tensor, t->numel, numel, first);
-    *stream = c->stream_of[t - c->tensors] + state;
     return ST_OK;
 }
 

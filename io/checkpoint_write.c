@@ -9,9 +9,19 @@
 #include <string.h>
 #include <unistd.h>
 #include <xxhash.h>
-#include <zstd.h>
 
 #include "engine/base/file.h"
+
+enum { SEND_BYTES = 32 << 20, MOST_THREADS = 64 };
+
+/* The disk works while the next chunks are packed, or all of it would wait for the fsync. */
+static void begin_flush(struct checkpoint_writer *w)
+{
+    if (w->file.bytes - w->sent < SEND_BYTES)
+        return;
+    sync_file_range(w->fd, w->sent, w->file.bytes - w->sent, SYNC_FILE_RANGE_WRITE);
+    w->sent = w->file.bytes;
+}
 
 static enum status append(struct checkpoint_writer *w, const void *data, size_t bytes)
 {
@@ -19,6 +29,7 @@ static enum status append(struct checkpoint_writer *w, const void *data, size_t 
     w->writes++;
     XXH3_64bits_update(w->hash, data, bytes);
     w->file.bytes += (int64_t)bytes;
+    begin_flush(w);
     return ST_OK;
 }
 
@@ -31,6 +42,8 @@ static enum status check_options(struct checkpoint_options *o)
                     o->chunk_bytes, CHECKPOINT_CHUNK_BYTES);
     if (o->level < 0 || o->level > 19)
         return FAIL(INVALID, "compression level %d: expected 0 to 19", o->level);
+    if (o->threads < 0 || o->threads > MOST_THREADS)
+        return FAIL(INVALID, "%d threads of a writer: expected 0 to %d", o->threads, MOST_THREADS);
     return ST_OK;
 }
 
@@ -52,15 +65,14 @@ static enum status open_file(struct checkpoint_writer *w, const char *temp, int 
 enum status checkpoint_writer_open(struct checkpoint_writer *w, const char *temp, int file_index,
                                    const struct checkpoint_options *options)
 {
-    const struct checkpoint_options defaults = {CHECKPOINT_LEVEL, CHECKPOINT_CHUNK_BYTES};
+    const struct checkpoint_options defaults = {.level = CHECKPOINT_LEVEL};
     memset(w, 0, sizeof *w);
     w->options = options != NULL ? *options : defaults;
     TRY(check_options(&w->options));
-    TRY(mem_alloc(&w->planes, (size_t)w->options.chunk_bytes));
-    TRY(mem_alloc(&w->packed, (size_t)w->options.chunk_bytes));
     TRY(mem_alloc(&w->hash, sizeof *w->hash));
     XXH3_64bits_reset(w->hash);
-    TRY(chunk_compressor(&w->zstd, w->options.level));
+    TRY(packers_open(&w->packers, w->options.threads, (size_t)w->options.chunk_bytes,
+                     w->options.level));
     return open_file(w, temp, file_index);
 }
 
@@ -87,19 +99,34 @@ static enum status find_stream(struct checkpoint_writer *w, uint32_t *stream, co
     return ST_OK;
 }
 
-static enum status write_chunk(struct checkpoint_writer *w, uint32_t stream, int64_t first,
-                               const float *data, int32_t numel)
+/* The oldest chunk that is under way. */
+static enum status write_chunk(struct checkpoint_writer *w)
 {
-    struct checkpoint_chunk c = {
-        .first = first, .offset = w->file.bytes, .numel = numel, .stream = stream};
-    size_t bytes = 0;
-    c.hash = XXH3_64bits(data, sizeof *data * (size_t)numel);
+    const struct packed_chunk *p = NULL;
+    TRY(packers_take(w->packers, &p));
+    struct checkpoint_chunk c = p->chunk;
+    c.offset = w->file.bytes;
     TRY(mem_grow(&w->chunks, &w->chunk_capacity, w->chunk_count + 1, sizeof c));
-    TRY(chunk_pack(w->packed, &bytes, c.plane_bytes, w->planes, data, numel, w->zstd,
-                   w->options.level > 0));
-    TRY(append(w, w->packed, bytes));
+    TRY(append(w, p->data, p->bytes));
     w->chunks[w->chunk_count++] = c;
-    w->file.plain_bytes += (int64_t)sizeof *data * numel;
+    w->file.plain_bytes += (int64_t)sizeof(float) * c.numel;
+    return ST_OK;
+}
+
+static enum status put_chunk(struct checkpoint_writer *w, uint32_t stream, int64_t first,
+                             const float *data, int32_t numel)
+{
+    const struct checkpoint_chunk c = {.first = first, .numel = numel, .stream = stream};
+    if (!packers_wants(w->packers))
+        TRY(write_chunk(w));
+    packers_put(w->packers, &c, data);
+    return w->options.threads == 0 ? write_chunk(w) : ST_OK;
+}
+
+static enum status write_all(struct checkpoint_writer *w)
+{
+    while (!packers_empty(w->packers))
+        TRY(write_chunk(w));
     return ST_OK;
 }
 
@@ -118,7 +145,7 @@ enum status checkpoint_write_range(struct checkpoint_writer *w, const char *stat
     TRY(find_stream(w, &stream, state, tensor));
     for (int64_t done = 0; done < numel; done += chunk_numel) {
         int64_t n = numel - done < chunk_numel ? numel - done : chunk_numel;
-        TRY(write_chunk(w, stream, first + done, data + done, (int32_t)n));
+        TRY(put_chunk(w, stream, first + done, data + done, (int32_t)n));
     }
     return ST_OK;
 }
@@ -188,6 +215,7 @@ enum status checkpoint_writer_close(struct checkpoint_writer *w, struct checkpoi
 {
     enum status st;
     ASSERT(w->is_open);
+    TRY_GOTO(st, out, write_all(w));
     TRY_GOTO(st, out, append_index(w));
     if (file_fault_due() || fsync(w->fd) != 0) {
         st = FAIL(IO, "%s: cannot be flushed to the disk: %s", w->path, strerror(errno));
@@ -209,10 +237,8 @@ void checkpoint_writer_abandon(struct checkpoint_writer *w)
 {
     if (w->is_open)
         close(w->fd);
-    ZSTD_freeCCtx(w->zstd);
+    packers_close(&w->packers);
     mem_free(&w->hash);
-    mem_free(&w->planes);
-    mem_free(&w->packed);
     mem_free(&w->streams);
     mem_free(&w->chunks);
     pool_release(&w->pool);

@@ -110,12 +110,17 @@ static void what_cannot_be_a_range_is_refused_by_the_writer(void **state)
     char temp[CHECKPOINT_PATH_BYTES], name[300];
     struct checkpoint_writer w = {0};
     float x[1] = {1};
-    struct checkpoint_options bad[] = {
-        {1, 6}, {1, -4}, {1, CHECKPOINT_CHUNK_BYTES + 4}, {20, 0}, {-1, 0}};
+    struct checkpoint_options bad[] = {{.level = 1, .chunk_bytes = 6},
+                                       {.level = 1, .chunk_bytes = -4},
+                                       {.level = 1, .chunk_bytes = CHECKPOINT_CHUNK_BYTES + 4},
+                                       {.level = 20},
+                                       {.level = -1},
+                                       {.threads = -1},
+                                       {.threads = 65}};
     memset(name, 'n', sizeof name - 1);
     name[sizeof name - 1] = '\0';
     assert_ok(checkpoint_begin(temp, f->scratch.dir, 0));
-    for (int i = 0; i < 5; i++) {
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         assert_int_equal(checkpoint_writer_open(&w, temp, 0, &bad[i]), ST_INVALID);
         checkpoint_writer_abandon(&w);
     }
@@ -218,7 +223,7 @@ static const struct checkpoint_tensor golden_table[] = {
 static void make_golden(const char *dir)
 {
     char temp[CHECKPOINT_PATH_BYTES];
-    struct checkpoint_options o = {1, 2048};
+    struct checkpoint_options o = {.level = 1, .chunk_bytes = 2048};
     struct checkpoint_writer w[2] = {{.fd = 0}};
     struct checkpoint_file files[2];
     float x[960];

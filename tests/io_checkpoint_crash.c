@@ -53,7 +53,7 @@ enum { NUMEL = 5000, WRITERS = 2, PART = NUMEL / WRITERS };
 static const struct checkpoint_tensor table[] = {
     {.name = "w", .dims = 2, .shape = {50, 100}, .states = {"master", "adam_m"}, .state_count = 2}};
 
-static const struct checkpoint_options small_chunks = {1, 4096};
+static const struct checkpoint_options small_chunks = {.level = 1, .chunk_bytes = 4096};
 
 static void fill(float *out, int64_t first, int64_t numel, int mark)
 {

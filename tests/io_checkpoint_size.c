@@ -63,7 +63,7 @@ static void b75_memory_is_bounded_by_chunks_not_by_tensors(void **state)
     char temp[CHECKPOINT_PATH_BYTES], path[CHECKPOINT_PATH_BYTES];
     struct checkpoint_writer w = {0};
     struct checkpoint_file file;
-    struct checkpoint_options o = {1, CHUNK};
+    struct checkpoint_options o = {.level = 1, .chunk_bytes = CHUNK};
     struct checkpoint_tensor t = {
         .name = "w", .dims = 1, .shape = {LARGE}, .states = {"master"}, .state_count = 1};
     float part[PART];

@@ -369,7 +369,7 @@ static enum status fail_behind_the_first_part(void *context, int unit, float *ou
 static enum status fill_badly(struct trainer *t, const char *dir)
 {
     (void)dir;
-    return weights_fill(t, &(struct weights_source){fail_behind_the_first_part, NULL, true});
+    return weights_fill(t, &(struct weights_source){fail_behind_the_first_part, NULL, true, NULL});
 }
 
 static void a_source_that_fails_in_another_thread_is_an_error_with_its_cause(void **state)

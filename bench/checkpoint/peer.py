@@ -8,14 +8,15 @@ RAW and TABLE are what `checkpoint_ranks dump` writes: the same values that Tess
 and state becomes a DTensor in pieces of its first dimension, as FSDP2 has it. --bert is FSDP2 itself: a
 BERT for question answering of transformers, random weights, fully_shard on each layer and on the whole,
 and AdamW after a step; its state is what get_state_dict() gives. On CPUs over gloo, on GPUs over NCCL.
-Each rank waits for a line on stdin before it makes its state. Rank 0 takes orders from
-there and prints a JSON line for each; a time is that of the last rank to be ready.
+Rank 0 takes orders from stdin and prints a JSON line for each; a time is that of the last rank to be
+ready.
 
     save THREADS PATH   dcp.save, every file flushed (sync_files)
     async MODE PATH     dcp.async_save, then wait for it; MODE: default: a stager of its own for each
                         call (on GPUs none is named, as users do: the writer stages); cached: one
                         stager, whose memory is used again (on GPUs pinned); staged: the same, copying
-                        in a thread (blocked: until that copy is done; call_s: until the call returns)
+                        in a thread (blocked: until that copy is done; call_s: until the call returns).
+                        Where this PyTorch cannot do it the answer is {"failed": why}
     load THREADS PATH   dcp.load into the same tensors
     spoil               overwrite them
     check               do they hold the values that they had at first?
@@ -119,8 +120,7 @@ def planner():
 
 
 class KeptStager(DefaultStager):
-    """One for many saves: async_save of PyTorch 2.11 also closes a stager that it was given, and then
-    its memory is gone and a further save fails with a KeyError."""
+    """Up to PyTorch 2.11 async_save closes the stager it was given, which then cannot copy again."""
 
     def close(self):
         pass
@@ -177,7 +177,10 @@ def obey(order, state, stagers):
         whole = time.perf_counter() - begun
         return {"blocked_s": whole, "whole_s": whole}
     if words[0] == "async":
-        return save_async(state, words[1], words[2], stagers)
+        try:
+            return save_async(state, words[1], words[2], stagers)
+        except Exception as e:  # pylint: disable=broad-except
+            return {"failed": f"{type(e).__name__}: {e}"}
     if words[0] == "load":
         dcp.load(state.tree, storage_reader=dcp.FileSystemReader(words[2]))
         if stagers.pinned:
@@ -199,11 +202,6 @@ def main():
     parser.add_argument("--bert", nargs=4, type=int)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     args = parser.parse_args()
-    if args.bert:
-        import transformers # noqa: F401 (takes seconds; before the state is asked for)
-        transformers.BertForQuestionAnswering # it is imported when it is named
-    if not sys.stdin.readline():
-        return
     if args.device == "cuda":
         torch.cuda.set_device(args.rank)
     torch.set_num_threads(max(len(os.sched_getaffinity(0)) // args.ranks, 1))
@@ -213,14 +211,18 @@ def main():
     mesh = init_device_mesh(args.device, (args.ranks,))
     state, stagers = State(args, mesh), Stagers(args.device)
     if args.rank == 0:
-        print(json.dumps({"torch": torch.__version__, "tensors": state.count,
-                          "bytes": state.bytes}), flush=True)
+        print(json.dumps({"torch": torch.__version__, "tensors": state.count, "bytes": state.bytes,
+                          "threads": torch.get_num_threads()}), flush=True)
     while True:
         order = [sys.stdin.readline().strip() if args.rank == 0 else None]
         dist.broadcast_object_list(order, src=0, device=torch.device("cpu"))
         if not order[0]:
             break
         result = obey(order[0], state, stagers)
+        if "failed" in result:  # on all ranks alike
+            if args.rank == 0:
+                print(json.dumps(result), flush=True)
+            continue
         names = sorted(result)
         times = torch.tensor([result[name] for name in names], dtype=torch.float64)
         if names:

@@ -36,6 +36,7 @@ struct checkpointer {
 
     struct snapshot snapshot; /* of this rank's shards */
     bool *frozen;             /* owned; by model_tensor */
+    int threads;              /* that pack beside the one that writes */
 
     struct checkpoint_tensor *tensors; /* owned; the table of the manifest */
     struct part_result *results;       /* owned; one a rank */
@@ -99,6 +100,16 @@ static enum status wait_for_all(struct checkpointer *c, struct trainer *t)
 
 /* ---- opening --------------------------------------------------------------------------------- */
 
+int checkpoint_packing_threads(const struct trainer *t)
+{
+    enum { MOST = 8, PART_OF_CARD = 2, PART_OF_CPU = 8 };
+    int part = t->device->library != NULL ? PART_OF_CARD : PART_OF_CPU;
+    int threads = t->device->host_threads / part;
+    if (!t->config->checkpoint.async)
+        threads = t->device->host_threads - 1;
+    return threads < MOST ? threads : MOST;
+}
+
 static enum status make_room(struct checkpointer *c, struct trainer *t)
 {
     size_t world = (size_t)c->world_size;
@@ -123,6 +134,7 @@ enum status checkpointer_open(struct checkpointer **out, struct trainer *t)
                                    .model = &t->setup.model,
                                    .rank = t->comm->rank,
                                    .world_size = t->comm->world_size,
+                                   .threads = checkpoint_packing_threads(t),
                                    .step = -1,
                                    .saved = t->resumed ? t->first_step : -1,
                                    .obsolete = -1,
@@ -206,7 +218,8 @@ static enum status write_file(void *context)
     enum status st;
     struct checkpointer *c = context;
     struct part_writer w = {.c = c};
-    TRY_GOTO(st, out, checkpoint_writer_open(&w.writer, c->temp, c->rank, NULL));
+    const struct checkpoint_options options = {.level = CHECKPOINT_LEVEL, .threads = c->threads};
+    TRY_GOTO(st, out, checkpoint_writer_open(&w.writer, c->temp, c->rank, &options));
     TRY_GOTO(st, out, write_units(&w));
     TRY_GOTO(st, out, checkpoint_writer_close(&w.writer, &c->files[c->rank]));
 out:

@@ -8,7 +8,7 @@
  * any number of ranks at any stage goes on from it.
  *
  *     step    | 98 | 99 |copy| 100 | 101 | 102 ...           all ranks, between two steps
- *     writer                 [compress, write, fsync ]       a thread a rank
+ *     writer                 [compress, write, fsync ]       a thread a rank, which has helpers
  *     report                 .  .  .  .  .  .  .  .  S       step_report.saved: all are through
  *     rank 0                                         [publish, remove old ones]   a thread
  *
@@ -45,6 +45,16 @@ MUST_CHECK enum status checkpointer_open(struct checkpointer **out, struct train
 
 /** checkpointer_close() - wait for own threads, drop a save that is not published. */
 void checkpointer_close(struct checkpointer **c);
+
+/**
+ * checkpoint_packing_threads() - of this rank, that pack beside the one that writes; 0: one does
+ * both.
+ *
+ * On a card half of the rank's threads, which have little to do while the card trains; on CPUs an
+ * eighth, or all but one if training waits (checkpoint.async false). At most 8: more would wait for
+ * the one that writes. Each takes two chunks of host memory (8 MiB) during a save.
+ */
+int checkpoint_packing_threads(const struct trainer *t);
 
 /** checkpointer_due() - does the configuration ask for a checkpoint after @done steps? */
 bool checkpointer_due(const struct checkpointer *c, int64_t done);

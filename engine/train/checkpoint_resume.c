@@ -9,45 +9,44 @@
 #include "engine/base/file.h"
 #include "engine/base/log.h"
 #include "engine/train/checkpoint_model.h"
+#include "engine/train/checkpoint_ranges.h"
 #include "engine/train/checkpoint_state.h"
 #include "engine/train/weights.h"
-
-enum { STAGING_NUMEL = CHECKPOINT_CHUNK_BYTES / 4 };
 
 /* ---- one checkpoint -------------------------------------------------------------------------- */
 
 struct loader {
     struct trainer *t;
     struct checkpoint file;
-    struct checkpoint_reader reader;
-    bool *frozen;    /* owned; by model_tensor */
-    float *staging;  /* owned, pinned */
-    const char *now; /* the state being read */
-    float *out;      /* where the range goes */
+    struct range_reader reader;
+    struct staging staging; /* a chunk for each thread that reads */
+    bool *frozen;           /* owned; by model_tensor */
 };
 
-static enum status read_part(void *context, struct weights_part part)
+static enum status open_reader(struct loader *l)
 {
-    struct loader *l = context;
-    if (l->frozen[part.tensor] && strcmp(l->now, "master") != 0)
-        return ST_OK;
-    return checkpoint_read_range(&l->reader, l->now, l->t->setup.model.tensors[part.tensor].name,
-                                 part.tensor_first, part.count, l->out + part.range_first);
+    TRY(range_reader_open(&l->reader, &l->t->setup.model, &l->file, l->frozen, l->t->device));
+    return weights_staging(&l->staging, l->t, (int64_t)l->reader.threads * l->file.max_chunk_numel);
 }
 
-/* Padding, and the moments of frozen tensors, are zeros. */
-static enum status read_range(struct loader *l, const char *state, int unit, float *out,
-                              int64_t first, int64_t count)
+static void close_loader(struct loader *l)
 {
-    memset(out, 0, sizeof *out * (size_t)count);
-    l->now = state;
-    l->out = out;
-    return weights_each_part(&l->t->setup.model, unit, first, count, read_part, l);
+    staging_release(&l->staging);
+    range_reader_close(&l->reader);
+    mem_free(&l->frozen);
+    checkpoint_close(&l->file);
 }
 
 static enum status read_master(void *context, int unit, float *out, int64_t first, int64_t count)
 {
-    return read_range(context, "master", unit, out, first, count);
+    return range_reader_read(context, "master", unit, out, first, count);
+}
+
+static enum status fill_weights(struct loader *l)
+{
+    return weights_fill(l->t, &(struct weights_source){.fill = read_master,
+                                                       .context = &l->reader,
+                                                       .staging = &l->staging});
 }
 
 static enum status load_moment(struct loader *l, const char *state, int unit, float *whole,
@@ -56,20 +55,23 @@ static enum status load_moment(struct loader *l, const char *state, int unit, fl
     const struct layout_unit *u = &l->t->setup.layout.units[unit];
     struct stream *s = &l->t->device->streams[STREAM_COMPUTE];
     int64_t first = whole != NULL ? 0 : l->t->comm->rank * u->shard_numel;
-    int64_t numel = whole != NULL ? u->padded_numel : u->shard_numel;
-    float *at = whole != NULL ? whole : own;
-    for (int64_t done = 0; done < numel; done += STAGING_NUMEL) {
-        int64_t n = numel - done < STAGING_NUMEL ? numel - done : STAGING_NUMEL;
-        TRY(read_range(l, state, unit, l->staging, first + done, n));
-        TRY(device_copy(s, at + done, l->staging, sizeof *at * (size_t)n));
-        TRY(stream_sync(s));
+    int64_t numel = whole != NULL ? u->padded_numel : u->shard_numel, most = l->staging.numel;
+    float *to = whole != NULL ? whole : own, *from = NULL;
+    if (most == 0)
+        return range_reader_read(&l->reader, state, unit, to, first, numel);
+    for (int64_t done = 0; done < numel; done += most) {
+        int64_t n = numel - done < most ? numel - done : most;
+        TRY(staging_take(&l->staging, &from));
+        TRY(range_reader_read(&l->reader, state, unit, from, first + done, n));
+        TRY(device_copy(s, to + done, from, sizeof *to * (size_t)n));
+        TRY(staging_given(&l->staging, s));
     }
     return ST_OK;
 }
 
 static enum status load_tensors(struct loader *l)
 {
-    TRY(weights_fill(l->t, &(struct weights_source){.fill = read_master, .context = l}));
+    TRY(fill_weights(l));
     for (int u = 0; u < l->t->setup.model.unit_count; u++) {
         struct shard_view view = executor_shard(&l->t->executor, u);
         if (view.adam_m == NULL)
@@ -77,7 +79,7 @@ static enum status load_tensors(struct loader *l)
         TRY(load_moment(l, "adam_m", u, view.adam_m_whole, view.adam_m));
         TRY(load_moment(l, "adam_v", u, view.adam_v_whole, view.adam_v));
     }
-    return ST_OK;
+    return stream_sync(&l->t->device->streams[STREAM_COMPUTE]);
 }
 
 /* The trainer stands where the saved one stood; AGREE goes on from t. */
@@ -117,9 +119,7 @@ static enum status load(struct trainer *t, const char *path)
                       path, l.file.step, state.step));
     TRY_GOTO(st, out, checkpoint_frozen_tensors(&l.frozen, &t->setup.model));
     TRY_GOTO(st, out, checkpoint_check_tensors(&l.file, &t->setup.model, l.frozen));
-    TRY_GOTO(st, out, checkpoint_reader_open(&l.reader, &l.file));
-    TRY_GOTO(st, out,
-             device_alloc_host(t->device, (void **)&l.staging, sizeof *l.staging * STAGING_NUMEL));
+    TRY_GOTO(st, out, open_reader(&l));
     TRY_GOTO(st, out, load_tensors(&l));
     TRY_GOTO(st, out, take_state(t, &state));
     gemm_table_release(&t->gemm_plan); /* of one that was damaged elsewhere */
@@ -127,10 +127,7 @@ static enum status load(struct trainer *t, const char *path)
     memset(&plan, 0, sizeof plan);
 out:
     gemm_table_release(&plan);
-    device_free_host(t->device, (void **)&l.staging);
-    checkpoint_reader_close(&l.reader);
-    mem_free(&l.frozen);
-    checkpoint_close(&l.file);
+    close_loader(&l);
     return st;
 }
 
@@ -142,15 +139,12 @@ static enum status load_weights(struct trainer *t, const char *path)
     TRY_GOTO(st, out, checkpoint_check_sizes(&l.file, t->config));
     TRY_GOTO(st, out, checkpoint_check_tensors(&l.file, &t->setup.model, NULL));
     TRY_GOTO(st, out, checkpoint_frozen_tensors(&l.frozen, &t->setup.model));
-    TRY_GOTO(st, out, checkpoint_reader_open(&l.reader, &l.file));
-    TRY_GOTO(st, out,
-             weights_fill(t, &(struct weights_source){.fill = read_master, .context = &l}));
+    TRY_GOTO(st, out, open_reader(&l));
+    TRY_GOTO(st, out, fill_weights(&l));
     if (t->comm->rank == 0)
         log_info("checkpoint", "weights of %s, step %" PRId64, path, l.file.step);
 out:
-    checkpoint_reader_close(&l.reader);
-    mem_free(&l.frozen);
-    checkpoint_close(&l.file);
+    close_loader(&l);
     return st;
 }
 

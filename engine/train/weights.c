@@ -36,14 +36,14 @@ enum status weights_each_part(const struct model *m, int unit, int64_t first, in
 
 /* ---- filling in ------------------------------------------------------------------------------ */
 
-enum { STAGING_NUMEL = 1 << 18 /* for each thread */, PART_NUMEL = 1 << 16, MOST_THREADS = 16 };
+enum { STAGING_NUMEL = 1 << 17 /* for each thread */, PART_NUMEL = 1 << 16, MOST_THREADS = 16 };
 
 /* Where the numbers come from, and on their way into device memory. */
 struct filler {
     const struct weights_source *source; /* borrowed, as the workers */
     struct workers *workers;             /* NULL: this thread alone */
-    float *staging;                      /* owned; NULL: device memory is the host's */
-    int64_t staging_numel;
+    struct staging own;
+    struct staging *staging; /* borrowed, or own */
     /* The range at hand; the first part that fails says why. */
     int unit;
     float *out;
@@ -88,18 +88,22 @@ static enum status fill_range(struct trainer *t, struct filler *f, int unit, int
 {
     struct stream *s = &t->device->streams[STREAM_COMPUTE];
     size_t param_bytes = dtype_bytes(t->device->param_dtype);
-    if (f->staging == NULL)
+    int64_t most = f->staging->numel, room = (int64_t)(s->workspace_bytes / sizeof *master);
+    if (most == 0)
         return fill_host(f, unit, master, first, count);
-    for (int64_t done = 0; done < count; done += f->staging_numel) {
-        int64_t n = count - done < f->staging_numel ? count - done : f->staging_numel;
-        TRY(fill_host(f, unit, f->staging, first + done, n));
-        float *fp32 = master != NULL ? master + done : s->workspace;
-        TRY(device_copy(s, fp32, f->staging, sizeof *f->staging * (size_t)n));
+    if (master == NULL && most > room)
+        most = room;
+    for (int64_t done = 0; done < count; done += most) {
+        int64_t n = count - done < most ? count - done : most;
+        float *fp32 = master != NULL ? master + done : s->workspace, *from = NULL;
+        TRY(staging_take(f->staging, &from));
+        TRY(fill_host(f, unit, from, first + done, n));
+        TRY(device_copy(s, fp32, from, sizeof *from * (size_t)n));
         if (param != NULL)
             TRY(op_cast(
                 s, tensor_1d((char *)param + (size_t)done * param_bytes, t->device->param_dtype, n),
                 tensor_1d(fp32, DTYPE_F32, n)));
-        TRY(stream_sync(s));
+        TRY(staging_given(f->staging, s));
     }
     return ST_OK;
 }
@@ -125,32 +129,39 @@ static int fill_threads(const struct trainer *t, const struct weights_source *so
     return t->device->host_threads < MOST_THREADS ? t->device->host_threads : MOST_THREADS;
 }
 
+enum status weights_staging(struct staging *s, struct trainer *t, int64_t numel)
+{
+    int64_t longest = 1;
+    for (int u = 0; u < t->setup.model.unit_count; u++) {
+        struct shard_view view = executor_shard(&t->executor, u);
+        bool whole = view.param_whole != NULL || view.adam_m_whole != NULL;
+        int64_t range = whole ? t->setup.layout.units[u].padded_numel : view.numel;
+        longest = range > longest ? range : longest;
+    }
+    return staging_open(s, t->device, numel < longest ? numel : longest);
+}
+
 enum status weights_fill(struct trainer *t, const struct weights_source *source)
 {
     enum status st = ST_OK;
     struct workers *own = NULL;
     struct filler *f = NULL;
-    const struct stream *s = &t->device->streams[STREAM_COMPUTE];
-    int64_t room = (int64_t)(s->workspace_bytes / sizeof *f->staging);
-    bool through_workspace = t->device->param_dtype != DTYPE_F32;
-    bool on_card = t->device->library != NULL;
     int threads = fill_threads(t, source);
     TRY(mem_alloc(&f, sizeof *f));
     f->source = source;
-    f->staging_numel = (int64_t)threads * STAGING_NUMEL;
-    if (through_workspace && f->staging_numel > room)
-        f->staging_numel = room;
-    if (on_card)
-        TRY_GOTO(st, out, mem_alloc(&f->staging, sizeof *f->staging * (size_t)f->staging_numel));
+    f->staging = source->staging != NULL ? source->staging : &f->own;
+    if (source->staging == NULL)
+        TRY_GOTO(st, out, weights_staging(&f->own, t, (int64_t)threads * STAGING_NUMEL));
     if (t->device->workers == NULL)
         TRY_GOTO(st, out, workers_open(&own, threads));
     if (threads > 1)
         f->workers = own != NULL ? own : t->device->workers;
     for (int u = 0; u < t->setup.model.unit_count; u++)
         TRY_GOTO(st, out, fill_unit(t, f, u));
+    st = stream_sync(&t->device->streams[STREAM_COMPUTE]);
 out:
     workers_close(&own);
-    mem_free(&f->staging);
+    staging_release(&f->own);
     mem_free(&f);
     return st;
 }
@@ -164,7 +175,7 @@ static enum status random_range(void *context, int unit, float *out, int64_t fir
 
 enum status weights_init(struct trainer *t)
 {
-    return weights_fill(t, &(struct weights_source){random_range, t, true});
+    return weights_fill(t, &(struct weights_source){random_range, t, true, NULL});
 }
 
 /* ---- from a model folder --------------------------------------------------------------------- */
@@ -200,7 +211,7 @@ static enum status load(struct trainer *t, const char *dir, struct fates *fates)
     TRY_GOTO(st, out, weights_folder_open(&f, &t->setup.model, t->config, dir, note_fate, fates));
     if (t->comm->rank == 0)
         log_fates(fates, f.files.path);
-    TRY_GOTO(st, out, weights_fill(t, &(struct weights_source){load_range, &f, true}));
+    TRY_GOTO(st, out, weights_fill(t, &(struct weights_source){load_range, &f, true, NULL}));
     if (t->comm->rank == 0)
         log_info("weights", "loaded %s", f.files.path);
 out:

@@ -15,6 +15,7 @@
 #ifndef ENGINE_TRAIN_WEIGHTS_H
 #define ENGINE_TRAIN_WEIGHTS_H
 
+#include "engine/train/staging.h"
 #include "engine/train/trainer.h"
 
 C_BEGIN
@@ -36,7 +37,13 @@ struct weights_source {
     enum status (*fill)(void *context, int unit, float *out, int64_t first, int64_t count);
     void *context;
     bool from_any_thread; /* and several ranges at once */
+    /* For ranges as long as its buffers, on the way to a card. NULL: short ones. Borrowed. */
+    struct staging *staging;
 };
+
+/** weights_staging() - open buffers of @numel, or of the longest range that this rank has, if that
+ * is less. Return: as staging_open(). */
+MUST_CHECK enum status weights_staging(struct staging *s, struct trainer *t, int64_t numel);
 
 /**
  * weights_fill() - set this rank's master weights and parameters from a source. Not collective.
