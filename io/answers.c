@@ -314,14 +314,15 @@ static enum status write_values(const struct answers *a, const char *path,
                                 void (*value)(struct json_stream *, const struct answers *,
                                               int64_t))
 {
-    struct json_stream s = {0};
+    struct json_stream s;
+    TRY(json_stream_begin(&s, path));
     json_stream_open(&s, '{');
     for (int64_t i = a->first; i < a->first + a->count; i++) {
         json_stream_key(&s, a->data->examples[i].id);
         value(&s, a, i);
     }
     json_stream_close(&s, '}');
-    return json_stream_write(&s, path);
+    return json_stream_end(&s);
 }
 
 enum status answers_write_json(const struct answers *a, const char *predictions_path,

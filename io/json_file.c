@@ -1,7 +1,6 @@
 #include "io/json_file.h"
 
 #include <jansson.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,6 +10,7 @@
 #include "engine/base/file.h"
 #include "engine/base/text.h"
 #include "engine/base/text_buffer.h"
+#include "io/json_number.h"
 
 static const char BYTE_ORDER_MARK[] = "\xEF\xBB\xBF";
 enum { BYTE_ORDER_MARK_BYTES = 3 };
@@ -94,6 +94,8 @@ out:
 
 /* ---- without a tree -------------------------------------------------------------------------- */
 
+enum { FLUSH_BYTES = 256 * 1024 };
+
 static void new_line(struct json_stream *s)
 {
     static const char blanks[4 * JSON_STREAM_DEPTH + 1] = "                                ";
@@ -119,6 +121,21 @@ static void before_value(struct json_stream *s)
     s->after_key = false;
 }
 
+/* What has been made goes to the file while it is in the processor's cache. */
+static void flush(struct json_stream *s, size_t least)
+{
+    if (s->text.st != ST_OK || s->text.bytes < least)
+        return;
+    s->text.st = file_put(&s->file, s->text.data, s->text.bytes);
+    s->text.bytes = 0;
+}
+
+enum status json_stream_begin(struct json_stream *s, const char *path)
+{
+    *s = (struct json_stream){0};
+    return file_begin(&s->file, path);
+}
+
 void json_stream_open(struct json_stream *s, char bracket)
 {
     ASSERT(s->depth < JSON_STREAM_DEPTH);
@@ -134,6 +151,7 @@ void json_stream_close(struct json_stream *s, char bracket)
     if (!empty)
         new_line(s);
     text_put_bytes(&s->text, &bracket, 1);
+    flush(s, FLUSH_BYTES);
 }
 
 /* Most text needs no escape; jansson knows how to write what does. */
@@ -177,35 +195,20 @@ void json_stream_string(struct json_stream *s, const char *text)
     quoted(s, text);
 }
 
-/* As jansson writes it: a whole number keeps ".0", an exponent has no "+" and no leading zero. */
 void json_stream_real(struct json_stream *s, double value)
 {
-    char text[40];
-    ASSERT(isfinite(value));
-    snprintf(text, sizeof text, "%.17g", value);
-    size_t mantissa = strcspn(text, "e");
+    char text[JSON_NUMBER_BYTES];
     before_value(s);
-    text_put_bytes(&s->text, text, mantissa);
-    if (text[mantissa] == '\0') {
-        if (strchr(text, '.') == NULL)
-            text_put_bytes(&s->text, ".0", 2);
-        return;
-    }
-    const char *exponent = text + mantissa + 1;
-    text_put_bytes(&s->text, "e-", *exponent == '-' ? 2 : 1);
-    exponent += strspn(exponent, "+-0");
-    text_put_bytes(&s->text, exponent, strlen(exponent));
+    text_put_bytes(&s->text, text, json_number(text, value));
 }
 
-enum status json_stream_write(struct json_stream *s, const char *path)
+enum status json_stream_end(struct json_stream *s)
 {
     ASSERT(s->depth == 0);
     text_put_bytes(&s->text, "\n", 1);
-    enum status st = s->text.st;
-    if (st == ST_OK)
-        st = file_write(path, s->text.data, s->text.bytes);
+    flush(s, 1);
+    enum status st = file_end(&s->file, s->text.st);
     mem_free(&s->text.data);
-    *s = (struct json_stream){0};
     return st;
 }
 

@@ -13,6 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "engine/base/file.h"
 #include "engine/base/status.h"
 #include "engine/base/text_buffer.h"
 
@@ -43,17 +44,21 @@ MUST_CHECK enum status json_file_write(const char *path, const struct json_t *ro
 
 /*
  * Writing without a tree: the file is what json_file_write() makes of the tree with these values,
- * for lists of answers that would be a million nodes. A failure is kept, and what follows does
- * nothing, so that only the end is asked. Initialise with {0}.
+ * for lists of answers that would be a million nodes. The text goes to the file as it is made. A
+ * failure is kept, and what follows does nothing, so that only the end is asked.
  */
 enum { JSON_STREAM_DEPTH = 8 };
 struct json_stream {
-    struct text_buffer text; /* owned until the end */
+    struct text_buffer text; /* owned until the end; what is not in the file yet */
+    struct file_writer file;
     int depth;
     bool used[JSON_STREAM_DEPTH + 1]; /* this level has an element */
     bool after_key;                   /* a value is due */
 };
 
+/** json_stream_begin() - a file that will replace @path (borrowed). ST_IO; ST_INVALID: the path is
+ * too long. */
+MUST_CHECK enum status json_stream_begin(struct json_stream *s, const char *path);
 /** json_stream_open() - begin an object ('{') or an array ('['). */
 void json_stream_open(struct json_stream *s, char bracket);
 /** json_stream_close() - end what was begun last, with its bracket. */
@@ -66,11 +71,11 @@ void json_stream_string(struct json_stream *s, const char *text);
 void json_stream_real(struct json_stream *s, double value);
 
 /**
- * json_stream_write() - the end, when all is closed: write the file and release the memory.
+ * json_stream_end() - when all is closed; once for each begin that returned ST_OK.
  *
  * Return: ST_OK; ST_IO, then the file is as before; ST_MEMORY; ST_INVALID: text was not UTF-8.
  */
-MUST_CHECK enum status json_stream_write(struct json_stream *s, const char *path);
+MUST_CHECK enum status json_stream_end(struct json_stream *s);
 
 /**
  * json_text() - a tree in one line, ASCII, as short as it gets.

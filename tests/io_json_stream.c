@@ -80,14 +80,15 @@ static void a_stream_makes_the_file_of_the_tree(void **state)
     (void)state;
     uint64_t index = 0;
     for (int round = 0; round < 200; round++) {
-        struct json_stream s = {0};
+        struct json_stream s;
         struct file_text a, b;
+        assert_ok(json_stream_begin(&s, stream_path));
         json_t *tree = json_object();
         json_stream_open(&s, '{');
         json_stream_key(&s, "value");
         assert_int_equal(json_object_set_new(tree, "value", value(&index, &s, 1)), 0);
         json_stream_close(&s, '}');
-        assert_ok(json_stream_write(&s, stream_path));
+        assert_ok(json_stream_end(&s));
         assert_ok(json_file_write(tree_path, tree));
         json_decref(tree);
         assert_ok(file_read(&a, tree_path));
@@ -98,26 +99,58 @@ static void a_stream_makes_the_file_of_the_tree(void **state)
     }
 }
 
+/* Much more than is kept before it goes to the file; which stays the old one until the end. */
+static void a_large_file_is_replaced_at_the_end(void **state)
+{
+    (void)state;
+    enum { COUNT = 100000 };
+    struct json_stream s;
+    struct file_text text;
+    json_t *back;
+    assert_ok(file_write(stream_path, "old", 3));
+    assert_ok(json_stream_begin(&s, stream_path));
+    json_stream_open(&s, '[');
+    for (int i = 0; i < COUNT; i++) {
+        json_stream_open(&s, '[');
+        json_stream_real(&s, (double)i / 8);
+        json_stream_close(&s, ']');
+    }
+    json_stream_close(&s, ']');
+    assert_ok(file_read(&text, stream_path));
+    assert_string_equal(text.data, "old");
+    mem_free(&text.data);
+    assert_ok(json_stream_end(&s));
+    assert_ok(json_file_read(&back, stream_path, NULL));
+    assert_int_equal(json_array_size(back), COUNT);
+    for (int i = 0; i < COUNT; i++) {
+        const json_t *number = json_array_get(json_array_get(back, (size_t)i), 0);
+        assert_true(json_real_value(number) == (double)i / 8);
+    }
+    json_decref(back);
+}
+
 static void long_text_and_bad_text(void **state)
 {
     (void)state;
     static char text[4000];
-    struct json_stream s = {0};
+    struct json_stream s;
     json_t *back;
+    assert_ok(json_stream_begin(&s, stream_path));
     memset(text, '"', sizeof text - 1);
     json_stream_open(&s, '[');
     json_stream_string(&s, text);
     json_stream_close(&s, ']');
-    assert_ok(json_stream_write(&s, stream_path));
+    assert_ok(json_stream_end(&s));
     assert_ok(json_file_read(&back, stream_path, NULL));
     assert_string_equal(json_string_value(json_array_get(back, 0)), text);
     json_decref(back);
 
+    assert_ok(json_stream_begin(&s, tree_path));
     json_stream_open(&s, '[');
     json_stream_string(&s, "half a \xc3");
     json_stream_string(&s, "what follows a failure does nothing");
     json_stream_close(&s, ']');
-    assert_fails(json_stream_write(&s, tree_path), ST_INVALID, "not UTF-8");
+    assert_fails(json_stream_end(&s), ST_INVALID, "not UTF-8");
     assert_null(s.text.data);
 }
 
@@ -125,6 +158,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_stream_makes_the_file_of_the_tree),
+        cmocka_unit_test(a_large_file_is_replaced_at_the_end),
         cmocka_unit_test(long_text_and_bad_text),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

@@ -206,20 +206,6 @@ static enum status write_all(int fd, const char *data, size_t bytes, const char 
     return ST_OK;
 }
 
-/* A device or a pipe cannot be replaced: write to it as it is. */
-static enum status write_in_place(const char *path, const void *data, size_t bytes)
-{
-    enum status st;
-    int fd = do_open(path, O_WRONLY);
-    if (fd < 0)
-        return FAIL(IO, "%s: %s", path, strerror(errno));
-    TRY_GOTO(st, out, write_all(fd, data, bytes, path));
-out:
-    if (close(fd) != 0 && st == ST_OK)
-        st = FAIL(IO, "%s: %s", path, strerror(errno));
-    return st;
-}
-
 static enum status folder_of(char *folder, size_t folder_bytes, const char *path)
 {
     const char *slash = strrchr(path, '/');
@@ -250,47 +236,74 @@ static enum status open_temporary(int *fd, char *temporary, size_t temporary_byt
     return FAIL(IO, "%s: its folder is full of temporary files .tessera-*.tmp", path);
 }
 
-/* Write, flush and rename; on failure the temporary file is gone and the target is as before. */
-static enum status replace_file(const char *target, const char *folder, const void *data,
-                                size_t bytes, const struct stat *old, const char *path)
+/* Of the file that is there, or of a new one. */
+static enum status open_replacement(struct file_writer *w, const char *folder,
+                                    const struct stat *old)
 {
-    enum status st;
-    char temporary[PATH_MAX];
-    int fd = -1;
-    TRY(open_temporary(&fd, temporary, sizeof temporary, folder, path));
-    TRY_GOTO(st, out, write_all(fd, data, bytes, path));
-    if (old != NULL && fchmod(fd, old->st_mode & 07777) != 0)
-        st = FAIL(IO, "%s: %s", path, strerror(errno));
-    if (st == ST_OK && do_fsync(fd) != 0)
-        st = FAIL(IO, "%s: %s", path, strerror(errno));
-out:
-    if (close(fd) != 0 && st == ST_OK)
-        st = FAIL(IO, "%s: %s", path, strerror(errno));
-    if (st == ST_OK && do_rename(temporary, target) != 0)
-        st = FAIL(IO, "%s: %s", path, strerror(errno));
-    if (st != ST_OK)
-        unlink(temporary);
-    return st;
+    TRY(open_temporary(&w->fd, w->temporary, sizeof w->temporary, folder, w->path));
+    if (old == NULL || fchmod(w->fd, old->st_mode & 07777) == 0)
+        return ST_OK;
+    return FAIL(IO, "%s: %s", w->path, strerror(errno));
+}
+
+enum status file_begin(struct file_writer *w, const char *path)
+{
+    char folder[PATH_MAX];
+    struct stat old;
+    bool exists = stat(path, &old) == 0;
+    enum status st = ST_OK;
+    *w = (struct file_writer){.path = path, .fd = -1};
+    if (exists && S_ISDIR(old.st_mode))
+        return FAIL(IO, "%s: is a folder, expected a file", path);
+    if (exists && !S_ISREG(old.st_mode)) { /* a device or a pipe cannot be replaced */
+        w->fd = do_open(path, O_WRONLY);
+        return w->fd >= 0 ? ST_OK : FAIL(IO, "%s: %s", path, strerror(errno));
+    }
+    /* Through a link, so that the file is replaced and not the link. */
+    if (realpath(path, w->target) == NULL)
+        TRY(path_join(w->target, sizeof w->target, "", path));
+    TRY(folder_of(folder, sizeof folder, w->target));
+    st = open_replacement(w, folder, exists ? &old : NULL);
+    return st == ST_OK ? ST_OK : file_end(w, st);
+}
+
+enum status file_put(struct file_writer *w, const void *data, size_t bytes)
+{
+    return write_all(w->fd, data, bytes, w->path);
+}
+
+/* Flush and rename; on failure the temporary file is gone and the target is as before. */
+enum status file_end(struct file_writer *w, enum status st)
+{
+    char folder[PATH_MAX];
+    bool replaces = w->temporary[0] != '\0';
+    if (w->fd < 0)
+        return st;
+    if (st == ST_OK && replaces && do_fsync(w->fd) != 0)
+        st = FAIL(IO, "%s: %s", w->path, strerror(errno));
+    if (close(w->fd) != 0 && st == ST_OK)
+        st = FAIL(IO, "%s: %s", w->path, strerror(errno));
+    w->fd = -1;
+    if (!replaces)
+        return st;
+    if (st == ST_OK && do_rename(w->temporary, w->target) != 0)
+        st = FAIL(IO, "%s: %s", w->path, strerror(errno));
+    if (st != ST_OK) {
+        unlink(w->temporary);
+        return st;
+    }
+    TRY(folder_of(folder, sizeof folder, w->target));
+    int cause = file_flush_folder(folder);
+    return cause != 0 ? FAIL(IO, "%s: written, but its folder cannot be flushed: %s", w->path,
+                             strerror(cause))
+                      : ST_OK;
 }
 
 enum status file_write(const char *path, const void *data, size_t bytes)
 {
-    char target[PATH_MAX], folder[PATH_MAX];
-    struct stat old;
-    bool exists = stat(path, &old) == 0;
-    if (exists && S_ISDIR(old.st_mode))
-        return FAIL(IO, "%s: is a folder, expected a file", path);
-    if (exists && !S_ISREG(old.st_mode))
-        return write_in_place(path, data, bytes);
-    /* Through a link, so that the file is replaced and not the link. */
-    if (realpath(path, target) == NULL)
-        TRY(path_join(target, sizeof target, "", path));
-    TRY(folder_of(folder, sizeof folder, target));
-    TRY(replace_file(target, folder, data, bytes, exists ? &old : NULL, path));
-    int cause = file_flush_folder(folder);
-    return cause != 0 ? FAIL(IO, "%s: written, but its folder cannot be flushed: %s", path,
-                             strerror(cause))
-                      : ST_OK;
+    struct file_writer w;
+    TRY(file_begin(&w, path));
+    return file_end(&w, file_put(&w, data, bytes));
 }
 
 /* A new folder lasts only when the one that holds it is flushed; one that may be written and not be

@@ -7,6 +7,7 @@
 #ifndef ENGINE_BASE_FILE_H
 #define ENGINE_BASE_FILE_H
 
+#include <limits.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -36,6 +37,23 @@ MUST_CHECK enum status file_read(struct file_text *text, const char *path);
  * rename it is the new file, and the message says so).
  */
 MUST_CHECK enum status file_write(const char *path, const void *data, size_t bytes);
+
+/* The same for what is made piece by piece. */
+struct file_writer {
+    const char *path; /* borrowed; for messages */
+    int fd;
+    char target[PATH_MAX], temporary[PATH_MAX]; /* "" for what is written as it is */
+};
+
+/** file_begin() - a new file that will replace @path. ST_IO; ST_INVALID: the path is too long. */
+MUST_CHECK enum status file_begin(struct file_writer *w, const char *path);
+
+/** file_put() - the next @bytes. ST_IO. */
+MUST_CHECK enum status file_put(struct file_writer *w, const void *data, size_t bytes);
+
+/** file_end() - put it in the place of the old one, or with @st a failure drop it. Once for each
+ * file_begin() that returned ST_OK. Return: @st; as file_write(). */
+MUST_CHECK enum status file_end(struct file_writer *w, enum status st);
 
 /** file_read_at() - exactly @bytes of @fd from @offset on. @path: for messages.
  * Return: ST_OK; ST_IO; ST_CORRUPT (the file ends before). */

@@ -15,7 +15,7 @@
 
 C_BEGIN
 
-enum { BACKGROUND_MESSAGE_BYTES = 600 };
+enum { BACKGROUND_MESSAGE_BYTES = 4096 };
 
 struct background { /* zero-initialise */
     enum status (*body)(void *context);

@@ -94,7 +94,8 @@ int64_t batch_fill(const struct batch_layout *l, void *block, int index,
         x.token[i] = x.row_sequence[i] = -1;
         x.token_type[i] = 0;
     }
-    sort_rows(x.token_order, scratch, x.token, l->rows, row);
+    if (scratch != NULL)
+        sort_rows(x.token_order, scratch, x.token, l->rows, row);
     return row;
 }
 

@@ -35,7 +35,7 @@ void batch_layout_init(struct batch_layout *l);
  * @block: host memory of the whole block; micro-batch @index is written.
  * @features: which features, @count of them (0 is fine), at most l->sequences; their numbers are
  * the global samples (dropout's counter).
- * @scratch: l->rows entries.
+ * @scratch: l->rows entries; NULL: without token_order, which only a backward pass reads.
  *
  * Return: rows in use (T of this rank before the length class).
  */

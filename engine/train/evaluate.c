@@ -4,37 +4,65 @@
 #include <string.h>
 
 #include "engine/base/clock.h"
+#include "engine/base/log.h"
+#include "engine/train/answer_files.h"
+#include "engine/train/background.h"
 #include "engine/train/interrupt.h"
 #include "io/answers.h"
 
-struct evaluator {
+/* What a round reads and writes on the host. One is computed while rank 0 reads the one before. */
+struct round {
     char *block;                /* pinned; index arrays of one micro-batch */
     struct step_host *host;     /* pinned */
     struct collected collected; /* pinned */
-    int32_t *picked;            /* features of one batch */
-    int32_t *sort_scratch;
-    float *start, *end;         /* logits of one window */
-    struct squad_data texts[2]; /* rank 0; see split_texts(): of evaluation, of training data */
+    struct event done;
 };
+
+enum { ROUNDS = 2 };
+
+struct evaluator {
+    struct round rounds[ROUNDS];
+    int32_t *picked;             /* features of one batch */
+    float *start, *end;          /* logits of one window */
+    struct squad_data texts[2];  /* rank 0; see split_texts(): of evaluation, of training data */
+    struct background reader;    /* of texts[0], while training goes on */
+    const struct split *reading; /* borrowed */
+    struct answer_files files;   /* rank 0 */
+};
+
+static enum status open_round(struct round *r, struct trainer *t)
+{
+    const struct batch_layout *l = &t->setup.eval_batch;
+    size_t world = (size_t)t->comm->world_size;
+    size_t logits = (size_t)executor_collect_numel(&t->executor);
+    TRY(device_alloc_host(t->device, (void **)&r->block, l->micro_bytes));
+    TRY(device_alloc_host(t->device, (void **)&r->host, sizeof *r->host));
+    TRY(device_alloc_host(t->device, (void **)&r->collected.logits,
+                          sizeof(float) * logits * world));
+    TRY(device_alloc_host(t->device, (void **)&r->collected.reports,
+                          sizeof(struct step_report) * world));
+    return event_open(t->device, &r->done);
+}
+
+static void close_round(struct round *r, struct trainer *t)
+{
+    if (r->done.device != NULL)
+        event_close(&r->done);
+    device_free_host(t->device, (void **)&r->block);
+    device_free_host(t->device, (void **)&r->host);
+    device_free_host(t->device, (void **)&r->collected.logits);
+    device_free_host(t->device, (void **)&r->collected.reports);
+}
 
 enum status evaluator_open(struct evaluator **out, struct trainer *t)
 {
     enum status st = ST_OK;
     const struct batch_layout *l = &t->setup.eval_batch;
-    size_t world = (size_t)t->comm->world_size, rows = (size_t)l->rows;
     TRY(mem_alloc(out, sizeof **out));
     struct evaluator *e = *out;
-    TRY_GOTO(st, out, device_alloc_host(t->device, (void **)&e->block, l->micro_bytes));
-    TRY_GOTO(st, out, device_alloc_host(t->device, (void **)&e->host, sizeof *e->host));
-    TRY_GOTO(
-        st, out,
-        device_alloc_host(t->device, (void **)&e->collected.logits,
-                          sizeof(float) * (size_t)executor_collect_numel(&t->executor) * world));
-    TRY_GOTO(st, out,
-             device_alloc_host(t->device, (void **)&e->collected.reports,
-                               sizeof(struct step_report) * world));
+    for (int i = 0; i < ROUNDS; i++)
+        TRY_GOTO(st, out, open_round(&e->rounds[i], t));
     TRY_GOTO(st, out, mem_alloc(&e->picked, sizeof *e->picked * (size_t)l->sequences));
-    TRY_GOTO(st, out, mem_alloc(&e->sort_scratch, sizeof *e->sort_scratch * rows));
     TRY_GOTO(st, out, mem_alloc(&e->start, sizeof *e->start * (size_t)l->max_length));
     TRY_GOTO(st, out, mem_alloc(&e->end, sizeof *e->end * (size_t)l->max_length));
 out:
@@ -48,12 +76,12 @@ void evaluator_close(struct evaluator **evaluator, struct trainer *t)
     struct evaluator *e = *evaluator;
     if (e == NULL)
         return;
-    device_free_host(t->device, (void **)&e->block);
-    device_free_host(t->device, (void **)&e->host);
-    device_free_host(t->device, (void **)&e->collected.logits);
-    device_free_host(t->device, (void **)&e->collected.reports);
+    background_join(&e->reader);
+    if (answer_files_end(&e->files) != ST_OK)
+        log_warn("eval", "%s", status_message());
+    for (int i = 0; i < ROUNDS; i++)
+        close_round(&e->rounds[i], t);
     mem_free(&e->picked);
-    mem_free(&e->sort_scratch);
     mem_free(&e->start);
     mem_free(&e->end);
     squad_release(&e->texts[0]);
@@ -79,35 +107,72 @@ static int64_t batch_length(const struct trainer *t, int64_t windows, int64_t ba
     return first >= windows ? 0 : windows - first < B ? windows - first : B;
 }
 
-static enum status run_round(struct evaluator *e, struct trainer *t, const struct split *split,
-                             int64_t windows, int64_t round)
+/* Rows of the tensors: where a kernel's shape is fixed, one of a few sizes. More sizes would leave
+ * fewer rows empty (5% of SQuAD's), but each has products whose algorithm is looked up. */
+static int64_t tensor_rows(const struct trainer *t, int64_t rows)
+{
+    enum { STEP = 1024 };
+    int64_t most = t->setup.eval_batch.rows, wanted = round_up(rows > 0 ? rows : 1, STEP);
+    if (!t->device->fixed_rows)
+        return rows;
+    return wanted < most ? wanted : most;
+}
+
+static enum status issue_round(struct evaluator *e, struct trainer *t, const struct split *split,
+                               int64_t windows, int64_t round)
 {
     const struct batch_layout *l = &t->setup.eval_batch;
+    struct round *r = &e->rounds[round % ROUNDS];
     struct stream *s = &t->device->streams[STREAM_COMPUTE];
     int64_t world = t->comm->world_size, B = l->sequences;
     int64_t batch = round * world + t->comm->rank, count = batch_length(t, windows, batch);
     for (int64_t i = 0; i < count; i++)
         e->picked[i] = (int32_t)(batch * B + i);
-    int64_t rows = batch_fill(l, e->block, 0, &split->features, e->picked, count, e->sort_scratch);
-    if (t->device->fixed_rows)
-        rows = l->rows;
+    int64_t rows = batch_fill(l, r->block, 0, &split->features, e->picked, count, NULL);
     int signal = interrupt_read(t->signal_flag);
-    *e->host = (struct step_host){.seed = (uint64_t)t->config->train.seed,
+    *r->host = (struct step_host){.seed = (uint64_t)t->config->train.seed,
                                   .inv_count = 1.0f,
                                   .stop = signal != 0 ? STOP_SIGNAL : 0,
                                   .signal = signal};
     char *block = executor_shared(&t->executor, SHARED_BATCH);
-    TRY(device_copy(s, block, e->block, l->micro_bytes));
-    TRY(device_copy(s, executor_shared(&t->executor, SHARED_STATE), e->host, sizeof *e->host));
-    struct sequences micro = batch_view(l, block, 0, rows);
-    TRY(executor_run(&t->executor, PROGRAM_EVALUATE, &micro, &e->collected));
-    return stream_sync(s);
+    TRY(device_copy(s, block, r->block, l->micro_bytes));
+    TRY(device_copy(s, executor_shared(&t->executor, SHARED_STATE), r->host, sizeof *r->host));
+    struct sequences micro = batch_view(l, block, 0, tensor_rows(t, rows));
+    TRY(executor_run(&t->executor, PROGRAM_EVALUATE, &micro, &r->collected));
+    return event_record(&r->done, s);
 }
 
 enum status evaluator_rehearse(struct evaluator *e, struct trainer *t)
 {
-    return run_round(e, t, &t->data->eval, 0, 0);
+    TRY(issue_round(e, t, &t->data->eval, 0, 0));
+    return stream_sync(&t->device->streams[STREAM_COMPUTE]);
 }
+
+/* ---- texts ----------------------------------------------------------------------------------- */
+
+static enum status read_texts(void *context)
+{
+    struct evaluator *e = context;
+    const struct squad_data *texts;
+    return split_texts(&texts, &e->texts[0], e->reading);
+}
+
+void evaluator_read_ahead(struct evaluator *e, struct trainer *t)
+{
+    e->reading = &t->data->eval;
+    if (t->comm->rank == 0 && t->device->asynchronous && e->reading->count > 0)
+        background_start(&e->reader, t->comm->rank, read_texts, e);
+}
+
+/* What went wrong ahead goes wrong again here. */
+static enum status take_texts(struct evaluator *e, const struct squad_data **texts,
+                              const struct trainer *t, const struct split *split)
+{
+    background_join(&e->reader);
+    return split_texts(texts, &e->texts[split == &t->data->train], split);
+}
+
+/* ---- answers --------------------------------------------------------------------------------- */
 
 /* Rank 0: the logits of one batch, split up into windows. */
 static enum status add_windows(struct evaluator *e, const struct trainer *t,
@@ -137,31 +202,22 @@ static enum status add_windows(struct evaluator *e, const struct trainer *t,
     return ST_OK;
 }
 
-static enum status write_answers(const struct answers *answers, const char *dir)
-{
-    char predictions[1200], nbest[1200], odds[1200];
-    TRY(path_join(predictions, sizeof predictions, dir, "predictions.json"));
-    TRY(path_join(nbest, sizeof nbest, dir, "nbest.json"));
-    TRY(path_join(odds, sizeof odds, dir, "null_odds.json"));
-    return answers_write_json(answers, predictions, nbest, odds);
-}
-
 static enum status score(int64_t examples, const struct run_config *config, struct answers *answers,
-                         const char *output_dir, struct evaluation *result)
+                         struct evaluation *result)
 {
     struct score_options options = {.count = examples, .threshold = config->eval.null_threshold};
     if (config->data.version_2)
         options.null_odds = answers_null_odds(answers);
     TRY(score_predictions(&result->score, answers->data, answers_texts(answers), &options));
     result->unanswerable = answers->data->unanswerable;
-    return output_dir != NULL ? write_answers(answers, output_dir) : ST_OK;
+    return ST_OK;
 }
 
 /* All ranks see the same reports, so they stop in the same round. */
-static enum status watch_signals(const struct evaluator *e, struct trainer *t)
+static enum status watch_signals(const struct round *round, struct trainer *t)
 {
     for (int r = 0; r < t->comm->world_size; r++) {
-        const struct step_report *report = &e->collected.reports[r];
+        const struct step_report *report = &round->collected.reports[r];
         if (!(report->stop & STOP_SIGNAL))
             continue;
         t->stop |= STOP_SIGNAL;
@@ -190,19 +246,24 @@ enum status evaluator_answers(struct evaluator *e, struct trainer *t, const stru
     int64_t B = t->setup.eval_batch.sequences, batches = (windows + B - 1) / B;
     size_t logits_numel = (size_t)executor_collect_numel(&t->executor);
     if (speaks) {
-        TRY(split_texts(&texts, &e->texts[split == &t->data->train], split));
+        TRY(take_texts(e, &texts, t, split));
         TRY(answers_init(answers, texts, 0, examples, &options));
     }
+    if (batches > 0)
+        TRY(issue_round(e, t, split, windows, 0));
     for (int64_t round = 0; round * world < batches; round++) {
-        TRY(run_round(e, t, split, windows, round));
-        TRY(watch_signals(e, t));
+        const struct round *now = &e->rounds[round % ROUNDS];
+        if ((round + 1) * world < batches)
+            TRY(issue_round(e, t, split, windows, round + 1));
+        TRY(event_wait(&e->rounds[round % ROUNDS].done));
+        TRY(watch_signals(now, t));
         for (int64_t r = 0; r < world; r++) {
             /* In the order of batches, so that the sum does not depend on the world size. */
-            loss += e->collected.reports[r].loss_sum;
-            sequences += e->collected.reports[r].sequences;
+            loss += now->collected.reports[r].loss_sum;
+            sequences += now->collected.reports[r].sequences;
             if (speaks)
                 TRY(add_windows(e, t, split, answers, windows, round * world + r,
-                                e->collected.logits + (size_t)r * logits_numel));
+                                now->collected.logits + (size_t)r * logits_numel));
         }
     }
     result->loss = sequences > 0 ? loss / (double)sequences : 0.0;
@@ -216,11 +277,19 @@ enum status evaluator_run(struct evaluator *e, struct trainer *t, const struct s
     enum status st = ST_OK;
     struct answers answers = {0};
     double begun = clock_s();
+    TRY_GOTO(st, out, answer_files_end(&e->files));
     TRY_GOTO(st, out, evaluator_answers(e, t, split, examples, &answers, result));
     if (t->comm->rank == 0)
-        TRY_GOTO(st, out, score(examples, t->config, &answers, output_dir, result));
+        TRY_GOTO(st, out, score(examples, t->config, &answers, result));
     result->ms = (clock_s() - begun) * 1e3;
+    if (t->comm->rank == 0 && output_dir != NULL)
+        TRY_GOTO(st, out, answer_files_begin(&e->files, &answers, output_dir));
 out:
     answers_release(&answers);
     return st;
+}
+
+enum status evaluator_finish(struct evaluator *e)
+{
+    return answer_files_end(&e->files);
 }

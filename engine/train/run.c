@@ -10,6 +10,7 @@
 #include "engine/base/log.h"
 #include "engine/train/bandwidth.h"
 #include "engine/train/checkpoint.h"
+#include "engine/train/evaluate.h"
 #include "engine/train/gpu_log.h"
 #include "engine/train/interrupt.h"
 #include "engine/train/plan_json.h"
@@ -150,6 +151,18 @@ static enum status save_model(struct trainer *t, enum status st)
     return st;
 }
 
+/* The last evaluation's files, which were written beside all that. */
+static enum status finish_answers(struct trainer *t, enum status st)
+{
+    char cause[CAUSE_BYTES];
+    if (st != ST_OK && st != ST_INTERRUPTED)
+        return st;
+    snprintf(cause, sizeof cause, "%s", status_message());
+    TRY(evaluator_finish(t->evaluator));
+    status_set_message(cause);
+    return st;
+}
+
 /* Of what there is, also when a signal ended it. */
 static enum status report_profile(const struct trainer *t, enum status st)
 {
@@ -235,6 +248,7 @@ enum status run_rank(const struct rank_run *r, struct device *device, struct com
         interrupt_adopt(trainer.signal); /* the exit code says so, whichever rank it was */
     if (!r->options->quiet)
         st = save_model(&trainer, st);
+    st = finish_answers(&trainer, st);
     st = leave_together(comm, report_profile(&trainer, finish(&trainer, st)));
     if (st == ST_OK && r->options->at_end != NULL)
         r->options->at_end(r->options->context, &trainer);

@@ -6,6 +6,7 @@
 #include "comm/rendezvous.h"
 #include "comm/skip.h"
 #include "engine/base/log.h"
+#include "engine/train/background.h"
 #include "engine/train/bus.h"
 #include "engine/train/run.h"
 #ifdef TESSERA_CUDA
@@ -21,7 +22,26 @@ struct process {
     struct rendezvous *rendezvous; /* NULL with MPI, which has its own */
     struct comm *comm;
     struct binding binding;
+    /* The data of the run, read while the device is opened; what is not begun then, later. */
+    const struct run_config *config;
+    struct run_data data;
+    struct background loader;
 };
+
+static enum status load_data(void *context)
+{
+    struct process *p = context;
+    return run_data_load(&p->data, p->config, p->config->train.steps != 0);
+}
+
+static enum status take_data(struct process *p)
+{
+    if (p->loader.body == NULL)
+        return load_data(p);
+    background_join(&p->loader);
+    status_set_message(p->loader.message);
+    return p->loader.st;
+}
 
 #ifdef TESSERA_CUDA
 
@@ -64,13 +84,15 @@ out:
 }
 
 static enum status open_gpu(struct process *p, const struct run_config *config,
-                            const struct launch *launch)
+                            const struct launch *launch, bool with_data)
 {
     int index = 0, local = launch->local_size > 0 ? launch->local_size : 1;
     TRY(open_rendezvous(&p->rendezvous, config, launch));
     TRY(launch_device(&index, launch, device_cuda_count()));
     int threads = run_threads(config, local); /* of the CPUs that there are before binding */
     TRY(bind_to_gpu(p, config, launch, index));
+    if (with_data)
+        background_start(&p->loader, launch->rank, load_data, p);
     TRY(device_open(&p->device, DEVICE_CUDA, config->train.precision, index, threads));
     binding_check(&p->binding, "CUDA");
     TRY(nccl_comm_open(&p->comm, p->device, launch->rank, launch->world_size, p->rendezvous,
@@ -82,9 +104,10 @@ static enum status open_gpu(struct process *p, const struct run_config *config,
 #else
 
 static enum status open_gpu(struct process *p, const struct run_config *config,
-                            const struct launch *launch)
+                            const struct launch *launch, bool with_data)
 {
     (void)p;
+    (void)with_data;
     (void)config;
     (void)launch;
     return FAIL(UNSUPPORTED, "train.device: cuda is not built in; build with CUDA=1");
@@ -159,14 +182,13 @@ enum status run_process(const struct run_config *config, const struct launch *la
                         const struct run_options *options, const int *signal_flag)
 {
     enum status st = ST_OK;
-    struct run_data data = {0};
     struct metrics metrics = {0};
-    struct process p = {NULL};
+    struct process p = {.config = config};
     bool speaks = launch->rank == 0 && !options->quiet;
     log_set_rank(launch->rank);
     TRY_GOTO(st, out,
              config->train.comm == COMM_MPI ? open_cpu(&p, config, launch)
-                                            : open_gpu(&p, config, launch));
+                                            : open_gpu(&p, config, launch, options->alone == NULL));
     if (getenv("TESSERA_SKIP_COLLECTIVES") != NULL)
         TRY_GOTO(st, out, skip_open(&p.comm));
     if (options->wrap_comm != NULL)
@@ -178,16 +200,17 @@ enum status run_process(const struct run_config *config, const struct launch *la
     }
     if (!options->quiet && p.device->asynchronous && p.comm->world_size > 1)
         TRY_GOTO(st, out, bus_report(p.device, p.comm));
-    TRY_GOTO(st, out, run_data_load(&data, config, config->train.steps != 0));
+    TRY_GOTO(st, out, take_data(&p));
     start_times_part(options->start, "features");
     if (speaks)
         TRY_GOTO(st, out, metrics_open(&metrics, config));
-    struct rank_run run = {config,    &data, options, signal_flag, speaks ? &metrics : NULL,
+    struct rank_run run = {config,    &p.data, options, signal_flag, speaks ? &metrics : NULL,
                            &p.binding};
     TRY_GOTO(st, out, run_rank(&run, p.device, p.comm));
 out:
     metrics_close(&metrics);
-    run_data_release(&data);
+    background_join(&p.loader);
+    run_data_release(&p.data);
     end_process(&p, st);
     return st;
 }

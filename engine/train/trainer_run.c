@@ -341,6 +341,7 @@ enum status trainer_run(struct trainer *t, const int *signal_flag)
     start_times_log(t->start);
     if (t->metrics != NULL && t->start != NULL)
         t->metrics->start = *t->start;
+    evaluator_read_ahead(t->evaluator, t);
     enum status st = run_all(t);
     if (t->metrics != NULL)
         t->metrics->card = t->card;
