@@ -390,6 +390,18 @@ static void steps_0_evaluates_only(void **state)
     assert_true(is_there("out/null_odds.json"));
 }
 
+/* How long a run is: the option that is given, over the file; of both, --steps. */
+static void epochs_count_where_no_steps_are_given(void **state)
+{
+    (void)state;
+    struct run_config c = tiny(1, 0, 5);
+    c.data.eval[0] = '\0';
+    RUN("train", "--config", run_put_config(&scratch, &c), "--steps", "2", "--epochs", "40");
+    expect(0, "steps: 2\n", NULL);
+    RUN("train", "--config", run_put_config(&scratch, &c), "--epochs", "1");
+    expect(0, "steps: -1\n", NULL);
+}
+
 static void score_agrees_with_the_evaluation(void **state)
 {
     (void)state;
@@ -615,6 +627,7 @@ int main(void)
         cmocka_unit_test(b29_b114_the_stage_that_is_asked_for_is_on_and_is_printed),
         cmocka_unit_test(the_stage_changes_no_digit_of_the_metrics),
         cmocka_unit_test(steps_0_evaluates_only),
+        cmocka_unit_test(epochs_count_where_no_steps_are_given),
         cmocka_unit_test(score_agrees_with_the_evaluation),
         cmocka_unit_test(the_plan_adds_up),
         cmocka_unit_test(b63_the_plan_says_why_a_higher_stage_needs_more),

@@ -127,6 +127,8 @@ static void wrong_arguments_are_told_with_what_is_accepted(void **state)
     expect(2, NULL, "--ranks N is required (tessera checkpoint reshard --help)");
     RUN("checkpoint", "reshard", "--ranks", "0", at(last), at("x"));
     expect(2, NULL, "--ranks: expected an integer from 1 to 4096, found \"0\"");
+    RUN("checkpoint", "list", at("nowhere"));
+    expect(1, NULL, "nowhere: No such file or directory");
     RUN("checkpoint", "export", at(last));
     expect(2, NULL, "checkpoint export takes 2 paths, found 1");
     RUN("checkpoint", "export", at(last), "--dtype", "int8", at("x"));

@@ -1,9 +1,11 @@
 /* `tessera checkpoint`: look at checkpoints, check them, compare two, convert them. */
 #include "engine/train/cmd_checkpoint.h"
 
+#include <errno.h>
 #include <inttypes.h>
 #include <jansson.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "engine/base/out.h"
 #include "engine/train/commands.h"
@@ -41,6 +43,8 @@ static enum status list(char **paths)
     enum status st;
     struct checkpoint_list l = {0};
     TRY_GOTO(st, out, checkpoint_list(&l, paths[0]));
+    if (l.count == 0 && access(paths[0], F_OK) != 0)
+        TRY_GOTO(st, out, FAIL(IO, "%s: %s", paths[0], strerror(errno)));
     out("%12s  %14s  %6s  %s\n", "step", "bytes", "ratio", "state");
     for (int i = 0; i < l.count; i++) {
         const struct checkpoint_entry *e = &l.entries[i];

@@ -18,7 +18,7 @@ static const struct shorthand shorthands[] = {
     {"bind", "train.bind", "auto|none", "keep each rank on its own cores and near memory"},
     {"device", "train.device", "auto|cpu|cuda", "where they compute"},
     {"steps", "train.steps", "N", "steps to train; 0 evaluates only"},
-    {"epochs", "train.epochs", "N", "passes over the training data"},
+    {"epochs", "train.epochs", "N", "passes over the training data, where --steps is not given"},
     {"output-dir", "output.dir", "DIR", "folder for metrics, predictions, weights"},
     {"max-train-samples", "data.max_train_samples", "N", "train on the first N questions"},
     {"max-eval-samples", "data.max_eval_samples", "N", "evaluate the first N questions"},
@@ -39,6 +39,14 @@ struct train_arguments {
     const char *values[SHORTHANDS];
 };
 
+static bool is_given(const struct train_arguments *args, const char *key)
+{
+    for (int i = 0; i < SHORTHANDS; i++)
+        if (args->values[i] != NULL && strcmp(shorthands[i].key, key) == 0)
+            return true;
+    return false;
+}
+
 static enum status resolve(struct run_config *config, const struct train_arguments *args)
 {
     TRY(config_load(config, args->config, args->sets.items, args->sets.count));
@@ -56,11 +64,9 @@ static enum status resolve(struct run_config *config, const struct train_argumen
         TRY(config_set(config, "checkpoint.resume_or_start=true", "--resume-or-start"));
     if (args->export_best)
         TRY(config_set(config, "checkpoint.export_best=true", "--export-best"));
-    /* The one that is given decides: --epochs over steps of the file. */
-    for (int i = 0; i < SHORTHANDS; i++)
-        if (args->values[i] != NULL && strcmp(shorthands[i].key, "train.epochs") == 0 &&
-            config->train.steps > 0)
-            TRY(config_set(config, "train.steps=-1", "--epochs"));
+    /* The one that is given decides: --epochs over steps of the file, but not over --steps. */
+    if (is_given(args, "train.epochs") && !is_given(args, "train.steps") && config->train.steps > 0)
+        TRY(config_set(config, "train.steps=-1", "--epochs"));
     return config_check(config);
 }
 
