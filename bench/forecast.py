@@ -3,7 +3,7 @@
 
 usage: bench/forecast.py [--ranks 2] [--device cpu] [--config bench/cpu/small.yaml] [--micro-batch 4]
                          [--stages 0,1,2,3] [--steps 8] [--rounds 2] [--set KEY=VALUE]...
-                         [--processor-time] [--profile FILE]
+                         [--processor-time] [--profile FILE] [--record FILE]
 
 In each round `tessera calibrate` measures the machine with the same ranks and threads, `tessera plan
 --data --profile` predicts a step of each stage, and a short run of each stage measures it. Predicted
@@ -18,6 +18,8 @@ is the difference between runs of different lengths, over steps and ranks, and t
 for the fullest rank, is scaled to the mean of the ranks' tokens.
 
 On a GPU: --device cuda --ranks N --config bench/gpu/bert-large.yaml. --profile skips the calibration.
+--record adds the measured steps to a file: tests/data/steps/h200-steps.tsv, which tests/train_forecast.c
+holds against the built-in rates, is made of these.
 Prints a Markdown table; exit code 1 if a run failed. Standard library only.
 """
 import argparse
@@ -60,13 +62,26 @@ def plan(args, profile, steps):
     return json.loads(out)
 
 
+def after_warming(args, of_all, of_first):
+    """The mean over the measured steps from those over all and over the first."""
+    return ((WARM + args.steps) * of_all - WARM * of_first) / args.steps
+
+
+def record(args, stage, mean, ms):
+    with open(args.record, "a", encoding="utf-8") as f:
+        f.write(f"{args.config}\t{args.micro_batch}\t{stage}\t{mean['rows_of_length_class']:.0f}\t"
+                f"{mean['squared_lengths']:.0f}\t{ms:.4f}\n")
+
+
 def predict(args, profile):
-    """Milliseconds by stage, and those of them in which communication is exposed."""
+    """Milliseconds by stage, and those of them in which communication is exposed; the mean batch."""
     few, all_steps = plan(args, profile, WARM), plan(args, profile, WARM + args.steps)
-    mean, scale = all_steps["mean_micro_batch"], 1.0
+    mean = {key: after_warming(args, all_steps["mean_micro_batch"][key], before)
+            for key, before in few["mean_micro_batch"].items()}
+    scale = 1.0
     if args.processor_time:
         scale = mean["tokens"] / mean["tokens_of_fullest_rank"]
-    return {stage: [scale * ((WARM + args.steps) * a[key] - WARM * b[key]) / args.steps
+    return {stage: [scale * after_warming(args, a[key], b[key])
                     for key in ("predicted_ms", "exposed_ms")]
             for stage, (a, b) in enumerate(zip(all_steps["stages"], few["stages"]))}, mean
 
@@ -114,6 +129,7 @@ def main():
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--processor-time", action="store_true")
     parser.add_argument("--profile")
+    parser.add_argument("--record", metavar="FILE")
     args = parser.parse_args()
     stages = [int(s) for s in args.stages.split(",")]
     measured, predicted = {stage: {} for stage in stages}, {stage: [] for stage in stages}
@@ -137,6 +153,8 @@ def main():
         want, exposed = (usual(column) for column in zip(*predicted[stage]))
         slowest = max(predicted[stage])[0]
         best, worst = (a_step(args, measured[stage], pick) for pick in (usual, max))
+        if args.record:
+            record(args, stage, mean, best)
         print(f"| {stage} | {want:.2f} ({slowest:.2f}) | {exposed:.2f} | {best:.2f} ({worst:.2f})"
               f" | {100 * (want / best - 1):+.1f}% |", flush=True)
 

@@ -4,8 +4,8 @@
 usage: scripts/take-rates.py MACHINE.yaml        then: make, make docs, make test, and bench/RESULTS.md
 
 MACHINE.yaml is calibrate's file (`tessera calibrate --ranks 1 --output MACHINE.yaml`). engine/train/h200.yaml
-takes the groups products, attention and memory from it, and kernel_us, least_us and edge_us of launch, to
-three digits. It keeps what one card cannot measure: links and what collectives cost, and the published
+takes the groups products, attention and memory from it, and kernel_us, least_us, edge_us and turn_us of
+launch, to three digits. It keeps what one card cannot measure: links and what collectives cost, and the published
 rate of attention at 2048 tokens. H100 and A100 follow from it (engine/train/machine.c).
 Standard library only.
 """
@@ -16,7 +16,7 @@ import sys
 HERE = os.path.dirname(os.path.abspath(__file__))
 BUILT_IN = os.path.join(HERE, "..", "engine", "train", "h200.yaml")
 WHOLE = ("products", "attention", "memory")
-LAUNCH = ("kernel_us", "least_us", "edge_us")
+LAUNCH = ("kernel_us", "least_us", "edge_us", "turn_us")
 LONG = "; 2048: 335 of arXiv:2307.08691, section 4.1 (H100), counted as 3 in place of 3.5 passes"
 
 

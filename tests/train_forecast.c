@@ -4,6 +4,7 @@
 #include "engine/train/forecast.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "engine/device/device.h"
@@ -59,10 +60,11 @@ static void profiles_are_found_by_card_and_network(void **state)
     }
 }
 
+static const char large[] = "bench/gpu/bert-large.yaml";
+
 /* One configuration's forecast. */
 struct asked {
-    const char *machine;
-    bool large;
+    const char *machine, *config;
     int64_t sequences;
     int ranks, stage, nodes, replicas;
 };
@@ -75,15 +77,9 @@ static enum status ask(struct forecast *f, const struct asked *a, struct batch_s
     struct plan plan = {0};
     struct account account;
     struct machine machine;
-    config_defaults(&config);
+    assert_ok(config_load(&config, a->config, NULL, 0));
     config.train.micro_batch = a->sequences;
     config.train.comm = COMM_NCCL;
-    if (a->large) {
-        config.model.hidden = 1024;
-        config.model.layers = 24;
-        config.model.heads = 16;
-        config.model.ffn = 4096;
-    }
     assert_ok(machine_builtin(&machine, a->machine));
     assert_ok(device_open(&device, DEVICE_CPU, PRECISION_FP32, 0, 1));
     device->param_dtype = machine.device == DEVICE_CUDA ? DTYPE_BF16 : DTYPE_F32;
@@ -104,27 +100,35 @@ static struct batch_size squad(int64_t sequences)
                                (175.0 * 175 + 60 * 60) * (double)sequences};
 }
 
-/* bench/RESULTS.md, "Predicted steps": one H200, the mean batches of the measured steps, in rows of
- * their length classes. */
+/* Steps of one H200 at all stages (bench/forecast.py --record): the mean batch of each run in rows
+ * of its length classes, and the rates that are built in, measured on the same day. */
 static void measured_steps_of_one_card_come_out(void **state)
 {
-    static const struct {
-        bool large;
-        int64_t sequences;
-        struct batch_size micro;
-        double ms;
-    } cases[] = {{false, 8, {1467, 289304}, 3.89},
-                 {false, 32, {5735, 1182721}, 9.02},
-                 {true, 16, {2910, 597266}, 15.87},
-                 {true, 64, {11313, 2330635}, 51.03}};
+    char config[64];
+    long sequences, rows, squared;
+    int stage, steps = 0;
+    double ms;
     (void)state;
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        struct forecast f;
-        const struct asked a = {"h200", cases[i].large, cases[i].sequences, 1, 0, 1, 1};
-        assert_ok(ask(&f, &a, cases[i].micro));
-        print_message("measured %.2f ms, predicted %.2f\n", cases[i].ms, f.seconds * 1e3);
-        close_to(f.seconds, cases[i].ms * 1e-3, 0.1);
+    FILE *f = fopen("tests/data/steps/h200-steps.tsv", "r");
+    assert_non_null(f);
+    while (fscanf(f, "%63s %ld %d %ld %ld %lf\n", config, &sequences, &stage, &rows, &squared,
+                  &ms) == 6) {
+        struct forecast forecast;
+        struct asked a = {.machine = "h200",
+                          .config = config,
+                          .sequences = sequences,
+                          .ranks = 1,
+                          .stage = stage,
+                          .nodes = 1,
+                          .replicas = 1};
+        assert_ok(ask(&forecast, &a, (struct batch_size){(double)rows, (double)squared}));
+        print_message("%s, %ld sequences, stage %d: measured %.3f ms, predicted %.3f\n", config,
+                      sequences, stage, ms, forecast.seconds * 1e3);
+        close_to(forecast.seconds, ms * 1e-3, 0.1);
+        steps++;
     }
+    assert_true(feof(f) && steps >= 20);
+    fclose(f);
 }
 
 static void slower_networks_make_no_step_shorter(void **state)
@@ -135,10 +139,10 @@ static void slower_networks_make_no_step_shorter(void **state)
         double flat = 0, hybrid = 0;
         for (int i = 0; i < 4; i++) {
             struct forecast f;
-            assert_ok(ask(&f, &(struct asked){machines[i], true, 16, 64, stage, 8, 1}, squad(16)));
+            assert_ok(ask(&f, &(struct asked){machines[i], large, 16, 64, stage, 8, 1}, squad(16)));
             assert_true(f.seconds >= flat);
             flat = f.seconds;
-            assert_ok(ask(&f, &(struct asked){machines[i], true, 16, 8, stage, 1, 8}, squad(16)));
+            assert_ok(ask(&f, &(struct asked){machines[i], large, 16, 8, stage, 1, 8}, squad(16)));
             assert_true(f.seconds >= hybrid);
             hybrid = f.seconds;
         }
@@ -150,8 +154,8 @@ static void hybrid_sharding_saves_the_hops_of_many_ranks(void **state)
 {
     struct forecast flat, hybrid;
     (void)state;
-    assert_ok(ask(&flat, &(struct asked){"h100+ib400", true, 16, 4096, 3, 512, 1}, squad(16)));
-    assert_ok(ask(&hybrid, &(struct asked){"h100+ib400", true, 16, 8, 3, 1, 512}, squad(16)));
+    assert_ok(ask(&flat, &(struct asked){"h100+ib400", large, 16, 4096, 3, 512, 1}, squad(16)));
+    assert_ok(ask(&hybrid, &(struct asked){"h100+ib400", large, 16, 8, 3, 1, 512}, squad(16)));
     assert_true(hybrid.seconds < 0.8 * flat.seconds);
 }
 
@@ -159,10 +163,10 @@ static void worlds_that_a_machine_does_not_have_are_refused(void **state)
 {
     struct forecast f;
     (void)state;
-    assert_int_equal(ask(&f, &(struct asked){"h100", true, 16, 16, 3, 2, 1}, squad(16)),
+    assert_int_equal(ask(&f, &(struct asked){"h100", large, 16, 16, 3, 2, 1}, squad(16)),
                      ST_INVALID);
     assert_non_null(strstr(status_message(), "no network"));
-    assert_int_equal(ask(&f, &(struct asked){"h100+ib50", true, 16, 16, 3, 3, 1}, squad(16)),
+    assert_int_equal(ask(&f, &(struct asked){"h100+ib50", large, 16, 16, 3, 3, 1}, squad(16)),
                      ST_INVALID);
     assert_non_null(strstr(status_message(), "16 ranks do not spread equally over 3 nodes"));
 }

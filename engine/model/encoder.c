@@ -186,7 +186,7 @@ static struct unit_work norm_work(const struct model *m, const struct model_unit
 {
     double rows = token_bytes(m, size, m->dims.hidden);
     return (struct unit_work){.forward = {.bytes = 5 * rows, .kernels = 1},
-                              .backward = {.bytes = 3 * rows + grad_bytes(m, u), .kernels = 4}};
+                              .backward = {.bytes = 3 * rows + grad_bytes(m, u), .kernels = 5}};
 }
 
 static void norm_unit(struct model_builder *b, const struct encoder_family *f, int act_in,

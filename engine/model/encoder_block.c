@@ -247,9 +247,9 @@ static enum status backward(const struct model *m, const struct model_unit *u,
 /* Products: 2 for each weight and row; attention: 4 C for each pair of rows that see each other.
  * Backward is twice that: each product has two gradients. Bytes: forward two norms (branch and
  * residual in, sum and norm out) and the GELU; backward two norms (sum and gradient in, two
- * gradients out) and the GELU's (gradient and input in, gradient and gelu out). Kernels on a GPU:
- * four products, attention, GELU, two norms; backward twice as many products, attention in two
- * parts, and one that finishes the sums over rows. */
+ * gradients out), the GELU's (gradient and input in, gradient and gelu out) and that of qkv's bias,
+ * a sum over rows. Kernels on a GPU: four products, attention, GELU, two norms; backward twice as
+ * many products, attention in two parts, the sum, and one that finishes all sums over rows. */
 static struct unit_work work(const struct model *m, const struct model_unit *u,
                              struct batch_size size)
 {
@@ -260,7 +260,7 @@ static struct unit_work work(const struct model *m, const struct model_unit *u,
     (void)u;
     return (struct unit_work){
         .forward = {products, attention, (2 * 4 * C + 2 * F) * element, 1, 8},
-        .backward = {2 * products, 2 * attention, (2 * 4 * C + 4 * F) * element, 2, 14}};
+        .backward = {2 * products, 2 * attention, (2 * 4 * C + 4 * F + 3 * C) * element, 2, 15}};
 }
 
 static void whole(struct model_builder *b, const struct encoder_family *f, int index,

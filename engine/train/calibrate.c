@@ -1,12 +1,14 @@
 #include "engine/train/calibrate.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
 
 enum { REPEATS = 7, MIN_MS = 4, LONG_MS = 50, LONG_REPEATS = 3, MAX_CALLS = 4096 };
 enum { GRAPH_CALLS = 16 };
+enum { WARM_MAX = 1000 };
 
 /* NCCL's own figure of a hop (src/graph/tuning.cc, ring, Simple over NVLink): ranks of one size
  * cannot tell a call's fixed part from that of its hops. */
@@ -80,6 +82,10 @@ static enum status time_repeats(struct bench *b, double *seconds, const struct r
     if (ms[0] < MIN_MS)
         calls = ms[0] * MAX_CALLS > MIN_MS ? (int)(MIN_MS / ms[0]) + 1 : MAX_CALLS;
     TRY(bench_same(b, &calls));
+    int warm = ms[0] > 0 ? (int)fmin(b->warm_ms / (ms[0] * calls), WARM_MAX) : 0;
+    TRY(bench_same(b, &warm));
+    for (int i = 0; i < warm; i++)
+        TRY(time_calls(b, &ms[0], calls, what));
     for (int i = 0; i < repeats; i++) {
         TRY(time_calls(b, &ms[i], calls, what));
         for (int k = i; k > 0 && ms[k] < ms[k - 1]; k--) {
@@ -190,7 +196,8 @@ static void rates_of_compute(struct machine *m, const struct calibrate_sizes *z,
     m->memory_per_second = (double)z->update_numel * 12 / t->copy;
     m->launch_seconds = t->launch;
     m->floor_seconds = t->floor;
-    m->edge_seconds = positive(t->turns - t->launch, 0);
+    m->edge_seconds = positive(t->edges - t->launch, 0);
+    m->turn_seconds = positive(t->turn - t->launch, 0);
 }
 
 static void rates_of_links(struct machine *m, const struct calibrate_sizes *z,
@@ -230,8 +237,8 @@ static void say_sources(struct machine *m, const struct bench *b, int threads)
         [MACHINE_MEMORY] = "copy: a sum of two arrays; elementwise: GELU and residual norms; "
                            "update: AdamW",
         [MACHINE_LAUNCH] = "many tiny operations; least: products of a tiny block; edge: tiny "
-                           "operations by turns on two streams; collective: of a few bytes, less "
-                           "its hops",
+                           "operations by turns on two streams; turn: graphs of one and the "
+                           "copies of a step; collective: of a few bytes, less its hops",
         [MACHINE_NEAR] = m->device == DEVICE_CPU
                              ? "all_gather, reduce_scatter; hops are in collective_us"
                              : "all_gather, reduce_scatter; hop: NCCL's own model of a ring",

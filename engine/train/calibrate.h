@@ -14,12 +14,14 @@
  *                  AdamW; a sum
  *     launch       many tiny operations in a row; the products of a tiny block: what a kernel takes
  *                  at least; on GPUs tiny operations by turns on two streams: what it costs to
- *                  wait for another one
+ *                  wait for another one; graphs of one with the copies of a step around them: what
+ *                  lies between steps
  *     near         all_gather and reduce_scatter, of a few bytes and of many MiB
  *     slow_down    products with and without collectives beside them (GPUs)
  *
  * On a GPU operations are replayed from graphs, as steps are, and their launches are in the rates;
- * "launch" is for those that no rate is of.
+ * "launch" is for those that no rate is of. Before what has most rows is timed it runs for a while:
+ * a card at its power limit is slower than in the first milliseconds.
  * It takes some ten seconds.
  */
 #ifndef ENGINE_TRAIN_CALIBRATE_H
@@ -66,7 +68,8 @@ struct calibrate_times {
     double product[CALIBRATE_WIDTHS][CALIBRATE_ROWS];
     double elementwise[CALIBRATE_WIDTHS][CALIBRATE_ROWS];
     double few[CALIBRATE_HEADS][CALIBRATE_LENGTHS], many[CALIBRATE_HEADS][CALIBRATE_LENGTHS];
-    double update, copy, launch, floor, turns; /* the latter three for each operation */
+    double update, copy;
+    double launch, floor, edges, turn; /* for each operation; the last one for each graph */
     double gather_small, gather_large, reduce_small, reduce_large;
     double alone, beside, collectives; /* products alone, with collectives beside; these alone */
 };
@@ -81,6 +84,7 @@ struct bench {
     struct stream *s;
     struct calibrate_sizes sizes;
     bool processor_time;
+    double warm_ms; /* that operations run before they are timed */
     struct device_timer begin, end;
     struct pool pool;           /* of the list below */
     struct bench_block *blocks; /* device memory to give back */

@@ -4,8 +4,8 @@
 #include "engine/ops/ops.h"
 #include "engine/train/calibrate.h"
 
-enum { POSITIONS = 512, TINY = 256, TINY_CALLS = 200, TURNS = 32, NOISE = 1 << 18 };
-enum { BLOCK_PRODUCTS = 12 };
+enum { POSITIONS = 512, TINY = 256, TINY_CALLS = 200, EDGES = 32, NOISE = 1 << 18 };
+enum { BLOCK_PRODUCTS = 12, WARM_MS = 200 };
 
 /* What the ops work on; tensors have room for the most rows. */
 struct stage {
@@ -20,6 +20,7 @@ struct stage {
     float *dgamma, *dbeta, *dw, *dbias;
     float *adam[4];       /* master, m, v, gradient */
     struct event turn[2]; /* of two streams that take turns */
+    struct graph *tiny;   /* owned, of one operation */
 };
 
 static struct tensor rows_of(struct bench *b, void *data, int64_t columns)
@@ -284,12 +285,34 @@ static enum status run_tiny(struct bench *b)
     return ST_OK;
 }
 
+/* As a step's, but for what it computes: state and batch come, a graph runs, the report goes. */
+static enum status run_turn(struct bench *b)
+{
+    enum { FEW = 64 };
+    struct stage *g = b->stage;
+    size_t element = sizeof *g->index;
+    TRY(device_copy(b->s, g->index, g->host_index, FEW * element));
+    TRY(device_copy(b->s, g->index, g->host_index, (size_t)g->most_rows * element));
+    TRY(graph_launch(b->s, g->tiny));
+    return device_copy(b->s, g->host_index, g->index, FEW * element);
+}
+
+static enum status time_turn(struct bench *b, struct calibrate_times *t)
+{
+    TRY(stream_capture_begin(b->s));
+    enum status st = sum_of(b, TINY);
+    enum status ended = stream_capture_end(b->s, &b->stage->tiny);
+    TRY(st);
+    TRY(ended);
+    return bench_time(b, &t->turn, run_turn);
+}
+
 /* Each waits for the one before it, on the other stream. */
-static enum status run_turns(struct bench *b)
+static enum status run_edges(struct bench *b)
 {
     struct stream *mine = b->s, *other = &b->device->streams[STREAM_UPDATE];
     enum status st = ST_OK;
-    for (int i = 0; i < TURNS && st == ST_OK; i++) {
+    for (int i = 0; i < EDGES && st == ST_OK; i++) {
         struct event *turn = &b->stage->turn[i % 2];
         st = sum_of(b, TINY);
         if (st == ST_OK)
@@ -308,10 +331,12 @@ static enum status time_block(struct bench *b, struct calibrate_times *t)
     for (int w = 0; w < CALIBRATE_WIDTHS; w++)
         for (int i = 0; i < CALIBRATE_ROWS; i++) {
             b->stage->channels = z->widths[w];
+            b->warm_ms = b->device->asynchronous && i == CALIBRATE_ROWS - 1 ? WARM_MS : 0;
             TRY(set_batch(b, z->rows[i], z->lengths[0], 0));
             TRY(bench_time_compute(b, &t->product[w][i], run_products));
             TRY(bench_time_compute(b, &t->elementwise[w][i], run_elementwise));
         }
+    b->warm_ms = 0;
     return ST_OK;
 }
 
@@ -342,9 +367,9 @@ static enum status time_launches(struct bench *b, struct calibrate_times *t)
     t->floor /= BLOCK_PRODUCTS;
     if (!b->device->asynchronous)
         return ST_OK;
-    TRY(bench_time_compute(b, &t->turns, run_turns));
-    t->turns /= TURNS;
-    return ST_OK;
+    TRY(bench_time_compute(b, &t->edges, run_edges));
+    t->edges /= EDGES;
+    return time_turn(b, t);
 }
 
 static enum status time_all(struct bench *b, struct calibrate_times *t)
@@ -383,6 +408,7 @@ void calibrate_compute_close(struct bench *b)
     if (b->stage == NULL)
         return;
     device_free_host(b->device, (void **)&b->stage->host_index);
+    graph_close(&b->stage->tiny);
     for (int i = 0; i < 2; i++)
         event_close(&b->stage->turn[i]);
     b->s->workspace = NULL;

@@ -58,7 +58,8 @@ enum status forecast_step(struct forecast *out, const struct setup *setup,
     struct simulate_rates rates =
         forecast_rates(machine, units, width, width / (double)setup->model.dims.heads, micro);
     TRY_GOTO(st, out, simulate_program(&r, step, &rates, world));
-    *out = (struct forecast){r.seconds, r.compute_seconds, r.collective_seconds, r.exposed_seconds};
+    *out = (struct forecast){r.seconds + machine->turn_seconds, r.compute_seconds,
+                             r.collective_seconds, r.exposed_seconds};
 out:
     mem_free(&units);
     return st;

@@ -26,8 +26,9 @@
  *     launch:
  *       source: "..."
  *       kernel_us: 0.9                # beside the work of each operation that is not in a block
- *       least_us: 2.5                 # that any kernel takes, may be missing, as the next: 0
+ *       least_us: 2.5                 # that any kernel takes, may be missing, as the next two: 0
  *       edge_us: 1.2                  # that it begins later where it waits for another stream
+ *       turn_us: 30                   # between a step's last operation and the next one's first
  *       collective_us: 16             # beside the hops of each collective
  *     near:                           # links within a node: latency, GB/s that a rank sends
  *       source: "..."
@@ -100,7 +101,7 @@ struct machine {
     struct machine_table products, attention, elementwise;
     double attention_call_seconds;
     double memory_per_second, update_per_second; /* bytes */
-    double launch_seconds, floor_seconds, edge_seconds, call_seconds;
+    double launch_seconds, floor_seconds, edge_seconds, turn_seconds, call_seconds;
     struct simulate_link near, far; /* far.gather_per_second 0: there is no network */
     double slow_down_near, slow_down_far;
 };

@@ -36,6 +36,7 @@ static const struct number {
     {MACHINE_LAUNCH, "kernel_us", offsetof(struct machine, launch_seconds), 1e-6, OR_ZERO},
     {MACHINE_LAUNCH, "least_us", offsetof(struct machine, floor_seconds), 1e-6, OPTIONAL},
     {MACHINE_LAUNCH, "edge_us", offsetof(struct machine, edge_seconds), 1e-6, OPTIONAL},
+    {MACHINE_LAUNCH, "turn_us", offsetof(struct machine, turn_seconds), 1e-6, OPTIONAL},
     {MACHINE_LAUNCH, "collective_us", offsetof(struct machine, call_seconds), 1e-6, OR_ZERO},
     {MACHINE_NEAR, "hop_us", offsetof(struct machine, near.hop_seconds), 1e-6, OR_ZERO},
     {MACHINE_NEAR, "gather", offsetof(struct machine, near.gather_per_second), 1e9, ABOVE_ZERO},

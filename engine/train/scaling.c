@@ -189,7 +189,8 @@ enum status scaling_forecast(struct scaling_step *out, const struct scaling_case
     struct simulate_rates rates = forecast_rates(&machine, w.units, w.width, w.head, w.micro);
     TRY_GOTO(st, out, simulate_program(&r, &w.program, &rates, world));
     *out = (struct scaling_step){
-        .forecast = {r.seconds, r.compute_seconds, r.collective_seconds, r.exposed_seconds},
+        .forecast = {r.seconds + machine.turn_seconds, r.compute_seconds, r.collective_seconds,
+                     r.exposed_seconds},
         .gather_bytes = (double)program_collective_bytes(&w.program, OP_GATHER, world.ranks),
         .reduce_bytes = (double)program_collective_bytes(&w.program, OP_REDUCE, world.ranks),
         .numel = numel_of(&w, world.ranks),
