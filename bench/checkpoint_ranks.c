@@ -92,7 +92,8 @@ static enum status save(struct trainer *t, int64_t step)
     double begun = clock_s();
     TRY(checkpointer_save(t->checkpointer, t));
     double call = clock_s() - begun;
-    TRY(stream_sync(&t->device->streams[STREAM_COPY]));
+    if (t->executor.hold != NULL) /* until then the next update waits */
+        TRY(event_wait(t->executor.hold));
     double blocked = clock_s() - begun;
     TRY(checkpointer_finish(t->checkpointer, t));
     double whole = clock_s() - begun;

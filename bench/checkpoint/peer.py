@@ -8,15 +8,16 @@ RAW and TABLE are what `checkpoint_ranks dump` writes: the same values that Tess
 and state becomes a DTensor in pieces of its first dimension, as FSDP2 has it. --bert is FSDP2 itself: a
 BERT for question answering of transformers, random weights, fully_shard on each layer and on the whole,
 and AdamW after a step; its state is what get_state_dict() gives. On CPUs over gloo, on GPUs over NCCL.
-Rank 0 takes orders from stdin and prints a JSON line for each; a time is that of the last rank to be
-ready.
+Each rank waits for a line on stdin before it makes its state. Rank 0 takes orders from
+there and prints a JSON line for each; a time is that of the last rank to be ready.
 
     save THREADS PATH   dcp.save, every file flushed (sync_files)
     async MODE PATH     dcp.async_save, then wait for it; MODE: default: a stager of its own for each
                         call (on GPUs none is named, as users do: the writer stages); cached: one
-                        stager, whose memory is used again (on GPUs pinned); staged: the same, copying
-                        in a thread (blocked: until that copy is done; call_s: until the call returns).
-                        Where this PyTorch cannot do it the answer is {"failed": why}
+                        stager, whose memory is used again (on GPUs BlockingAsyncStager, pinned);
+                        staged: a DefaultStager that copies in a thread (blocked: until that copy is
+                        done; call_s: until the call returns). What this PyTorch cannot do is
+                        answered by {"failed": why}: 2.11's DefaultStager can copy only once
     load THREADS PATH   dcp.load into the same tensors
     spoil               overwrite them
     check               do they hold the values that they had at first?
@@ -31,7 +32,7 @@ import warnings
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.staging import BlockingAsyncStager, DefaultStager, StagingOptions
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
@@ -119,31 +120,23 @@ def planner():
     return dcp.DefaultSavePlanner(enable_plan_caching=True)
 
 
-class KeptStager(DefaultStager):
-    """Up to PyTorch 2.11 async_save closes the stager it was given, which then cannot copy again."""
-
-    def close(self):
-        pass
-
-    def end(self):
-        super().close()
-
-
 class Stagers:
     """Those that keep their memory; pinned where there is a GPU to copy from."""
 
     def __init__(self, device):
         self.pinned = device == "cuda"
-        self.cached, self.staged = self.new(False), self.new(True)
+        self.staged = self.new(True)
+        self.cached = (BlockingAsyncStager(cache_staged_state_dict=True) if self.pinned
+                       else self.new(False))
 
     def new(self, in_thread):
-        return KeptStager(StagingOptions(
+        return DefaultStager(StagingOptions(
             use_pinned_memory=self.pinned, use_shared_memory=False, use_async_staging=in_thread,
             use_non_blocking_copy=self.pinned))
 
     def close(self):
-        self.cached.end()
-        self.staged.end()
+        self.cached.close()
+        self.staged.close()
 
 
 def save_async(state, mode, path, stagers):
@@ -162,7 +155,7 @@ def save_async(state, mode, path, stagers):
     upload.result()
     whole = time.perf_counter() - begun
     if own:
-        stager.end()
+        stager.close()
     return {"call_s": call, "blocked_s": blocked, "whole_s": whole}
 
 
@@ -202,6 +195,11 @@ def main():
     parser.add_argument("--bert", nargs=4, type=int)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     args = parser.parse_args()
+    if args.bert:
+        import transformers # noqa: F401 (takes seconds; before the state is asked for)
+        transformers.BertForQuestionAnswering # it is imported when it is named
+    if not sys.stdin.readline():
+        return
     if args.device == "cuda":
         torch.cuda.set_device(args.rank)
     torch.set_num_threads(max(len(os.sched_getaffinity(0)) // args.ranks, 1))
