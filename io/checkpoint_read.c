@@ -18,9 +18,9 @@ enum status checkpoint_reader_open(struct checkpoint_reader *r, const struct che
     r->checkpoint = c;
     r->fd = -1;
     r->open_file = r->cached = -1;
-    TRY(mem_alloc(&r->planes, bytes));
-    TRY(mem_alloc(&r->packed, bytes));
-    TRY(mem_alloc(&r->values, bytes));
+    TRY(mem_alloc_raw(&r->planes, bytes));
+    TRY(mem_alloc_raw(&r->packed, bytes));
+    TRY(mem_alloc_raw(&r->values, bytes));
     r->zstd = ZSTD_createDCtx();
     if (r->zstd == NULL)
         return FAIL(MEMORY, "%s: no memory for zstd", c->path);
