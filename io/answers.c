@@ -3,6 +3,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "engine/base/file.h"
 #include "io/codepoints.h"
 #include "io/json_file.h"
 
@@ -310,30 +311,84 @@ static void list_value(struct json_stream *s, const struct answers *a, int64_t e
     json_stream_close(s, ']');
 }
 
+/* Parts of a file on their way: made by all threads, put into it one after the other. */
+enum { PART_EXAMPLES = 128, PARTS = 32 };
+
+struct making {
+    const struct answers *a;
+    void (*value)(struct json_stream *, const struct answers *, int64_t);
+    int64_t first; /* example of part 0 */
+    struct text_buffer texts[PARTS];
+};
+
+static void make_part(void *context, int64_t part, int worker)
+{
+    struct making *m = context;
+    const struct answers *a = m->a;
+    struct json_stream s;
+    int64_t first = m->first + part * PART_EXAMPLES, end = a->first + a->count;
+    (void)worker;
+    json_stream_part(&s, first == a->first);
+    s.text = m->texts[part]; /* its memory, from an earlier part */
+    s.text.bytes = 0;
+    s.text.st = ST_OK;
+    for (int64_t i = first; i < end && i < first + PART_EXAMPLES; i++) {
+        json_stream_key(&s, a->data->examples[i].id);
+        m->value(&s, a, i);
+    }
+    m->texts[part] = s.text;
+}
+
+static void make_parts(struct making *m, int64_t parts, const struct answers_threads *threads)
+{
+    if (threads != NULL)
+        threads->run(threads->context, make_part, m, parts);
+    for (int64_t i = 0; i < parts; i++)
+        if (threads == NULL || m->texts[i].st != ST_OK) /* again, for this thread's message */
+            make_part(m, i, 0);
+}
+
+static enum status put_values(struct file_writer *w, struct making *m,
+                              const struct answers_threads *threads)
+{
+    int64_t end = m->a->first + m->a->count;
+    TRY(file_put(w, "{", 1));
+    for (; m->first < end; m->first += PARTS * PART_EXAMPLES) {
+        int64_t parts = (end - m->first + PART_EXAMPLES - 1) / PART_EXAMPLES;
+        parts = parts < PARTS ? parts : PARTS;
+        make_parts(m, parts, threads);
+        for (int64_t i = 0; i < parts; i++) {
+            TRY(m->texts[i].st);
+            TRY(file_put(w, m->texts[i].data, m->texts[i].bytes));
+        }
+    }
+    return file_put(w, "\n}\n", 3);
+}
+
 static enum status write_values(const struct answers *a, const char *path,
                                 void (*value)(struct json_stream *, const struct answers *,
-                                              int64_t))
+                                              int64_t),
+                                const struct answers_threads *threads)
 {
-    struct json_stream s;
-    TRY(json_stream_begin(&s, path));
-    json_stream_open(&s, '{');
-    for (int64_t i = a->first; i < a->first + a->count; i++) {
-        json_stream_key(&s, a->data->examples[i].id);
-        value(&s, a, i);
-    }
-    json_stream_close(&s, '}');
-    return json_stream_end(&s);
+    struct file_writer w;
+    struct making m = {.a = a, .value = value, .first = a->first};
+    TRY(file_begin(&w, path));
+    enum status st = file_end(&w, put_values(&w, &m, threads));
+    for (int i = 0; i < PARTS; i++)
+        mem_free(&m.texts[i].data);
+    return st;
 }
 
 enum status answers_write_json(const struct answers *a, const char *predictions_path,
-                               const char *nbest_path, const char *null_odds_path)
+                               const char *nbest_path, const char *null_odds_path,
+                               const struct answers_threads *threads)
 {
     ASSERT(a->finished);
-    TRY(write_values(a, predictions_path, text_value));
+    TRY(write_values(a, predictions_path, text_value, threads));
     if (nbest_path != NULL)
-        TRY(write_values(a, nbest_path, list_value));
+        TRY(write_values(a, nbest_path, list_value, threads));
     if (null_odds_path != NULL && a->options.null_answers)
-        TRY(write_values(a, null_odds_path, odds_value));
+        TRY(write_values(a, null_odds_path, odds_value, threads));
     return ST_OK;
 }
 

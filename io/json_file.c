@@ -94,8 +94,6 @@ out:
 
 /* ---- without a tree -------------------------------------------------------------------------- */
 
-enum { FLUSH_BYTES = 256 * 1024 };
-
 static void new_line(struct json_stream *s)
 {
     static const char blanks[4 * JSON_STREAM_DEPTH + 1] = "                                ";
@@ -121,19 +119,9 @@ static void before_value(struct json_stream *s)
     s->after_key = false;
 }
 
-/* What has been made goes to the file while it is in the processor's cache. */
-static void flush(struct json_stream *s, size_t least)
+void json_stream_part(struct json_stream *s, bool first)
 {
-    if (s->text.st != ST_OK || s->text.bytes < least)
-        return;
-    s->text.st = file_put(&s->file, s->text.data, s->text.bytes);
-    s->text.bytes = 0;
-}
-
-enum status json_stream_begin(struct json_stream *s, const char *path)
-{
-    *s = (struct json_stream){0};
-    return file_begin(&s->file, path);
+    *s = (struct json_stream){.depth = 1, .used = {true, !first}};
 }
 
 void json_stream_open(struct json_stream *s, char bracket)
@@ -151,7 +139,6 @@ void json_stream_close(struct json_stream *s, char bracket)
     if (!empty)
         new_line(s);
     text_put_bytes(&s->text, &bracket, 1);
-    flush(s, FLUSH_BYTES);
 }
 
 /* Most text needs no escape; jansson knows how to write what does. */
@@ -200,16 +187,6 @@ void json_stream_real(struct json_stream *s, double value)
     char text[JSON_NUMBER_BYTES];
     before_value(s);
     text_put_bytes(&s->text, text, json_number(text, value));
-}
-
-enum status json_stream_end(struct json_stream *s)
-{
-    ASSERT(s->depth == 0);
-    text_put_bytes(&s->text, "\n", 1);
-    flush(s, 1);
-    enum status st = file_end(&s->file, s->text.st);
-    mem_free(&s->text.data);
-    return st;
 }
 
 enum status json_text(char **text, size_t *bytes, const json_t *root)

@@ -13,7 +13,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "engine/base/file.h"
 #include "engine/base/status.h"
 #include "engine/base/text_buffer.h"
 
@@ -43,22 +42,22 @@ MUST_CHECK enum status json_file_hash(uint64_t *content_hash, const char *path);
 MUST_CHECK enum status json_file_write(const char *path, const struct json_t *root);
 
 /*
- * Writing without a tree: the file is what json_file_write() makes of the tree with these values,
- * for lists of answers that would be a million nodes. The text goes to the file as it is made. A
- * failure is kept, and what follows does nothing, so that only the end is asked.
+ * Text without a tree: json_file_write() makes the same of the tree with these values, but for the
+ * line end. For lists of answers that would be a million nodes. A failure is kept in the text, and
+ * what follows does nothing, so that only the end is asked: text_take(&s->text, ...). ST_MEMORY;
+ * ST_INVALID: what was to be text was not UTF-8. Initialise with {0}.
  */
 enum { JSON_STREAM_DEPTH = 8 };
 struct json_stream {
-    struct text_buffer text; /* owned until the end; what is not in the file yet */
-    struct file_writer file;
+    struct text_buffer text; /* owned until the end */
     int depth;
     bool used[JSON_STREAM_DEPTH + 1]; /* this level has an element */
     bool after_key;                   /* a value is due */
 };
 
-/** json_stream_begin() - a file that will replace @path (borrowed). ST_IO; ST_INVALID: the path is
- * too long. */
-MUST_CHECK enum status json_stream_begin(struct json_stream *s, const char *path);
+/** json_stream_part() - instead: elements of an object or array that stands at the top and is
+ * opened and closed elsewhere. @first: none come before them. */
+void json_stream_part(struct json_stream *s, bool first);
 /** json_stream_open() - begin an object ('{') or an array ('['). */
 void json_stream_open(struct json_stream *s, char bracket);
 /** json_stream_close() - end what was begun last, with its bracket. */
@@ -69,13 +68,6 @@ void json_stream_key(struct json_stream *s, const char *key);
 void json_stream_string(struct json_stream *s, const char *text);
 /** json_stream_real() - a finite number. */
 void json_stream_real(struct json_stream *s, double value);
-
-/**
- * json_stream_end() - when all is closed; once for each begin that returned ST_OK.
- *
- * Return: ST_OK; ST_IO, then the file is as before; ST_MEMORY; ST_INVALID: text was not UTF-8.
- */
-MUST_CHECK enum status json_stream_end(struct json_stream *s);
 
 /**
  * json_text() - a tree in one line, ASCII, as short as it gets.

@@ -225,6 +225,26 @@ static void each_failing_system_call_leaves_the_old_file_and_no_litter(void **st
     assert_int_equal(failures, 6); /* open, write, fsync, rename, open folder, fsync folder */
 }
 
+static void a_file_made_of_pieces_is_there_at_its_end(void **state)
+{
+    struct file_test *f = *state;
+    struct file_writer w;
+    scratch_path(&f->scratch, f->path, "pieces");
+    for (int round = 0; round < 2; round++) {
+        assert_ok(file_write(f->path, "old", 3));
+        assert_ok(file_begin(&w, f->path));
+        assert_ok(file_put(&w, "ne", 2));
+        assert_ok(file_put(&w, "w!", 2));
+        assert_file_is(f->path, "old", 3);
+        if (round == 0) /* whoever makes the pieces fails */
+            assert_int_equal(file_end(&w, ST_MEMORY), ST_MEMORY);
+        else
+            assert_ok(file_end(&w, ST_OK));
+        assert_file_is(f->path, round == 0 ? "old" : "new!", round == 0 ? 3 : 4);
+        assert_int_equal(scratch_count(&f->scratch), 1);
+    }
+}
+
 static void targets_that_cannot_be_written_are_named(void **state)
 {
     struct file_test *f = *state;
@@ -410,6 +430,7 @@ int main(void)
         TEST(a_replaced_file_keeps_its_mode_and_its_link),
         TEST(a_name_without_a_folder_is_written_here),
         TEST(each_failing_system_call_leaves_the_old_file_and_no_litter),
+        TEST(a_file_made_of_pieces_is_there_at_its_end),
         TEST(targets_that_cannot_be_written_are_named),
         TEST(devices_are_written_in_place),
         TEST(a_full_disk_leaves_the_old_file),

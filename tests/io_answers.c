@@ -621,14 +621,49 @@ static void the_files_hold_what_memory_holds_and_score_the_same(void **state)
     struct score_result from_memory, from_files;
     assert_int_equal(squad_load(&data, "data/squad/squad-v2-mini.json"), ST_OK);
     run_perfect(&a, &data, true);
-    assert_int_equal(answers_write_json(&a, files[0], files[1], files[2]), ST_OK);
+    assert_int_equal(answers_write_json(&a, files[0], files[1], files[2], NULL), ST_OK);
     compare_files(&a, &data);
     struct score_options options = {.null_odds = answers_null_odds(&a), .threshold = 1.0};
     assert_int_equal(score_predictions(&from_memory, &data, answers_texts(&a), &options), ST_OK);
     assert_int_equal(score_files(&from_files, &data, files[0], files[2], 1.0), ST_OK);
     assert_memory_equal(&from_memory.all, &from_files.all, sizeof from_files.all);
     assert_true(from_memory.best_f1_thresh == from_files.best_f1_thresh);
-    assert_int_equal(answers_write_json(&a, "/no-such-folder/p.json", NULL, NULL), ST_IO);
+    assert_int_equal(answers_write_json(&a, "/no-such-folder/p.json", NULL, NULL, NULL), ST_IO);
+    answers_release(&a);
+    squad_release(&data);
+}
+
+/* In an order that no thread would take. */
+static void run_backwards(void *context, void (*body)(void *of_body, int64_t part, int worker),
+                          void *of_body, int64_t parts)
+{
+    int64_t *count = context;
+    for (int64_t part = parts; part-- > 0; ++*count)
+        body(of_body, part, 0);
+}
+
+static void threads_make_the_same_files(void **state)
+{
+    (void)state;
+    struct squad_data data = {0};
+    struct answers a = {0};
+    struct file_text alone, shared;
+    int64_t count = 0;
+    const struct answers_threads threads = {run_backwards, &count};
+    assert_int_equal(squad_load(&data, "data/squad/squad-v2-mini.json"), ST_OK);
+    run_perfect(&a, &data, true);
+    for (int k = 0; k < 3; k++) {
+        const char *nbest = k == 1 ? files[1] : NULL, *odds = k == 2 ? files[2] : NULL;
+        assert_int_equal(answers_write_json(&a, files[0], nbest, odds, NULL), ST_OK);
+        assert_int_equal(file_read(&alone, files[k]), ST_OK);
+        assert_int_equal(answers_write_json(&a, files[0], nbest, odds, &threads), ST_OK);
+        assert_int_equal(file_read(&shared, files[k]), ST_OK);
+        assert_int_equal(alone.bytes, shared.bytes);
+        assert_memory_equal(alone.data, shared.data, alone.bytes);
+        mem_free(&alone.data);
+        mem_free(&shared.data);
+    }
+    assert_true(count > 10); /* several parts a file */
     answers_release(&a);
     squad_release(&data);
 }
@@ -652,7 +687,7 @@ static void every_failing_allocation_is_reported(void **state)
         if (st == ST_OK)
             st = answers_finish(&a);
         if (st == ST_OK)
-            st = answers_write_json(&a, files[0], files[1], files[2]);
+            st = answers_write_json(&a, files[0], files[1], files[2], NULL);
         mem_fail_at(0);
         assert_true(st == ST_OK || st == ST_MEMORY);
         answers_release(&a);
@@ -679,6 +714,7 @@ int main(void)
         cmocka_unit_test(an_offset_outside_the_context_is_an_error),
         cmocka_unit_test(b108_a_perfect_model_scores_100_with_and_without_answer),
         cmocka_unit_test(the_files_hold_what_memory_holds_and_score_the_same),
+        cmocka_unit_test(threads_make_the_same_files),
         cmocka_unit_test(every_failing_allocation_is_reported),
     };
     return cmocka_run_group_tests(tests, make_scratch, remove_scratch);

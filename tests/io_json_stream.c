@@ -1,4 +1,4 @@
-/* JSON written without a tree is, byte for byte, the file of the tree. */
+/* JSON made without a tree is, byte for byte, the file of the tree. */
 #include "io/json_file.h"
 
 #include <jansson.h>
@@ -11,7 +11,7 @@
 #include "tests/support/support.h"
 
 static struct scratch scratch;
-static char tree_path[512], stream_path[512];
+static char tree_path[512];
 
 static const char *const texts[] = {"",
                                     "plain",
@@ -28,7 +28,6 @@ static int setup(void **state)
     (void)state;
     scratch_make(&scratch);
     scratch_path(&scratch, tree_path, "tree.json");
-    scratch_path(&scratch, stream_path, "stream.json");
     return 0;
 }
 
@@ -80,85 +79,78 @@ static void a_stream_makes_the_file_of_the_tree(void **state)
     (void)state;
     uint64_t index = 0;
     for (int round = 0; round < 200; round++) {
-        struct json_stream s;
-        struct file_text a, b;
-        assert_ok(json_stream_begin(&s, stream_path));
+        struct json_stream s = {0};
+        struct file_text tree_text, text;
         json_t *tree = json_object();
         json_stream_open(&s, '{');
         json_stream_key(&s, "value");
         assert_int_equal(json_object_set_new(tree, "value", value(&index, &s, 1)), 0);
         json_stream_close(&s, '}');
-        assert_ok(json_stream_end(&s));
+        text_put(&s.text, "\n");
+        assert_ok(text_take(&s.text, ST_OK, &text.data, &text.bytes));
         assert_ok(json_file_write(tree_path, tree));
         json_decref(tree);
-        assert_ok(file_read(&a, tree_path));
-        assert_ok(file_read(&b, stream_path));
-        assert_string_equal(b.data, a.data);
-        mem_free(&a.data);
-        mem_free(&b.data);
+        assert_ok(file_read(&tree_text, tree_path));
+        assert_int_equal(text.bytes, tree_text.bytes);
+        assert_string_equal(text.data, tree_text.data);
+        mem_free(&tree_text.data);
+        mem_free(&text.data);
     }
 }
 
-/* Much more than is kept before it goes to the file; which stays the old one until the end. */
-static void a_large_file_is_replaced_at_the_end(void **state)
+static void parts_join_to_the_whole(void **state)
 {
     (void)state;
-    enum { COUNT = 100000 };
-    struct json_stream s;
-    struct file_text text;
-    json_t *back;
-    assert_ok(file_write(stream_path, "old", 3));
-    assert_ok(json_stream_begin(&s, stream_path));
-    json_stream_open(&s, '[');
-    for (int i = 0; i < COUNT; i++) {
-        json_stream_open(&s, '[');
-        json_stream_real(&s, (double)i / 8);
-        json_stream_close(&s, ']');
+    struct json_stream whole = {0}, first, second;
+    char joined[256];
+    json_stream_open(&whole, '[');
+    json_stream_part(&first, true);
+    json_stream_part(&second, false);
+    for (int i = 0; i < 4; i++) {
+        struct json_stream *both[] = {&whole, i < 2 ? &first : &second};
+        for (int k = 0; k < 2; k++) {
+            json_stream_open(both[k], '[');
+            json_stream_real(both[k], i);
+            json_stream_close(both[k], ']');
+        }
     }
-    json_stream_close(&s, ']');
-    assert_ok(file_read(&text, stream_path));
-    assert_string_equal(text.data, "old");
-    mem_free(&text.data);
-    assert_ok(json_stream_end(&s));
-    assert_ok(json_file_read(&back, stream_path, NULL));
-    assert_int_equal(json_array_size(back), COUNT);
-    for (int i = 0; i < COUNT; i++) {
-        const json_t *number = json_array_get(json_array_get(back, (size_t)i), 0);
-        assert_true(json_real_value(number) == (double)i / 8);
-    }
-    json_decref(back);
+    json_stream_close(&whole, ']');
+    snprintf(joined, sizeof joined, "[%s%s\n]", first.text.data, second.text.data);
+    assert_string_equal(whole.text.data, joined);
+    mem_free(&whole.text.data);
+    mem_free(&first.text.data);
+    mem_free(&second.text.data);
 }
 
 static void long_text_and_bad_text(void **state)
 {
     (void)state;
     static char text[4000];
-    struct json_stream s;
-    json_t *back;
-    assert_ok(json_stream_begin(&s, stream_path));
+    struct json_stream s = {0};
+    struct file_text made;
     memset(text, '"', sizeof text - 1);
     json_stream_open(&s, '[');
     json_stream_string(&s, text);
     json_stream_close(&s, ']');
-    assert_ok(json_stream_end(&s));
-    assert_ok(json_file_read(&back, stream_path, NULL));
+    json_t *back = json_loads(s.text.data, 0, NULL);
     assert_string_equal(json_string_value(json_array_get(back, 0)), text);
     json_decref(back);
+    mem_free(&s.text.data);
 
-    assert_ok(json_stream_begin(&s, tree_path));
+    s = (struct json_stream){0};
     json_stream_open(&s, '[');
     json_stream_string(&s, "half a \xc3");
     json_stream_string(&s, "what follows a failure does nothing");
     json_stream_close(&s, ']');
-    assert_fails(json_stream_end(&s), ST_INVALID, "not UTF-8");
-    assert_null(s.text.data);
+    assert_fails(text_take(&s.text, ST_OK, &made.data, &made.bytes), ST_INVALID, "not UTF-8");
+    assert_null(made.data);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_stream_makes_the_file_of_the_tree),
-        cmocka_unit_test(a_large_file_is_replaced_at_the_end),
+        cmocka_unit_test(parts_join_to_the_whole),
         cmocka_unit_test(long_text_and_bad_text),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

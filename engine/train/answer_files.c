@@ -1,19 +1,36 @@
 #include "engine/train/answer_files.h"
 
 #include "engine/base/file.h"
+#include "engine/device/workers.h"
+
+enum { MOST_THREADS = 16 };
+
+static void run_parts(void *context, void (*body)(void *of_body, int64_t part, int worker),
+                      void *of_body, int64_t parts)
+{
+    workers_run(context, body, of_body, parts);
+}
 
 static enum status write_files(void *context)
 {
     struct answer_files *f = context;
-    return answers_write_json(&f->answers, f->predictions, f->nbest, f->null_odds);
+    struct workers *workers = NULL;
+    TRY(workers_open(&workers, f->threads));
+    const struct answers_threads threads = {run_parts, workers};
+    enum status st = answers_write_json(&f->answers, f->predictions, f->nbest, f->null_odds,
+                                        workers != NULL ? &threads : NULL);
+    workers_close(&workers);
+    return st;
 }
 
-enum status answer_files_begin(struct answer_files *f, struct answers *answers, const char *dir)
+enum status answer_files_begin(struct answer_files *f, struct answers *answers, const char *dir,
+                               int threads)
 {
     ASSERT(!f->writer.started);
     TRY(path_join(f->predictions, sizeof f->predictions, dir, "predictions.json"));
     TRY(path_join(f->nbest, sizeof f->nbest, dir, "nbest.json"));
     TRY(path_join(f->null_odds, sizeof f->null_odds, dir, "null_odds.json"));
+    f->threads = threads < MOST_THREADS ? threads : MOST_THREADS;
     f->answers = *answers;
     *answers = (struct answers){0};
     background_start(&f->writer, 0, write_files, f);

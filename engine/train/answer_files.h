@@ -17,13 +17,14 @@ C_BEGIN
 struct answer_files { /* zero-initialise */
     struct background writer;
     struct answers answers; /* owned until the end; their data are borrowed */
+    int threads;            /* that may work on them */
     char predictions[1200], nbest[1200], null_odds[1200];
 };
 
-/** answer_files_begin() - write @answers, which are taken over, into @dir. ST_INVALID: its path is
- * too long. */
+/** answer_files_begin() - write @answers, which are taken over, into @dir, with @threads threads.
+ * ST_INVALID: its path is too long. */
 MUST_CHECK enum status answer_files_begin(struct answer_files *f, struct answers *answers,
-                                          const char *dir);
+                                          const char *dir, int threads);
 
 /** answer_files_end() - wait for the files; fine if there are none. ST_IO; ST_MEMORY. */
 MUST_CHECK enum status answer_files_end(struct answer_files *f);
