@@ -12,8 +12,9 @@ DistributedDataParallel, bf16 autocast, fused AdamW, SDPA, sequences padded to 3
 Several --train files become one. With several --lr Tessera runs all of them, PyTorch the one that
 was best; --seeds repeats Tessera to show what the seed alone does. Times are of whole processes and
 of their parts: start (imports, libraries, communicator, reading, weights, graphs), training,
-evaluation (forward, answers). Windows of tokens are in neither's time: a run before caches
-Tessera's, recipe_peer.py makes the peer's before; their ids and labels are compared.
+evaluation (forward, answers). Windows of tokens are in neither's time: Tessera's first run caches
+its own (and has its own row), recipe_peer.py makes the peer's before; their ids and labels are
+compared. GEMM plans are kept in a cache of this script.
 
 --dry-run tries it on the CPU: gloo, few questions, few steps.
 """
@@ -95,6 +96,7 @@ class Recipe:
         sets = {"model__init_from": self.args.weights, "data__train": self.train,
                 "data__eval": self.eval, "data__vocab": self.args.vocab,
                 "data__cache_dir": os.path.join(self.folder, "features"),
+                "train__gemm_plan": os.path.join(self.folder, "plans"),
                 "train__micro_batch": self.micro, "train__grad_accum": self.accum,
                 "eval__micro_batch": EVAL_BATCH, "output__log_every": 1000000,
                 "train__epochs": self.args.epochs}
@@ -119,17 +121,6 @@ class Recipe:
                  note=f"{run.summary['steps']} steps, {evaluation['windows']} windows")
         return self.rows[-1]
 
-    def cache(self):
-        """One step, so that features are cached and files are in the page cache."""
-        begin = time.time()
-        run = runs.train(CONFIG if not self.args.config else self.args.config,
-                         os.path.join(self.folder, "first"), self.world, self.device,
-                         timeout=self.args.limit_s,
-                         **dict(self.sets(), train__steps=1, data__eval=self.eval,
-                                data__max_eval_samples=8))
-        if not run.ok:
-            sys.exit(f"the first run failed with {run.rc}\n{run.tail()}")
-        return time.time() - begin
 
     # ---- PyTorch ----
 
@@ -201,7 +192,9 @@ class Recipe:
               f"{self.world}", flush=True)
         with_torch = "torch" in self.args.programs.split(",")
         features = self.peer("features", self.args.vocab) if with_torch else None
-        print(f"first run with an empty cache: {self.cache():.1f} s", flush=True)
+        # Leaves the caches of features and of the GEMM plan, and the files in the page cache.
+        if not self.tessera("Tessera, first run: nothing cached", self.args.lr[0], 42):
+            sys.exit("the first run failed")
         if with_torch and self.finish("features", features):
             self.compare_windows()
         best = None

@@ -13,7 +13,14 @@ def tessera():
     if os.environ.get("TESSERA"):
         return os.environ["TESSERA"].split()
     carried = os.path.join(ROOT, "build/gpu/run")
-    return [carried, "tessera"] if os.path.exists(carried) else [os.path.join(ROOT, "tessera")]
+    if not os.path.exists(carried):
+        return [os.path.join(ROOT, "tessera")]
+    if "TESSERA_CUDA_PATH" not in os.environ:  # looked for once, and not in every run's time
+        found = subprocess.run([carried, "/usr/bin/env"], stdout=subprocess.PIPE, text=True)
+        for line in found.stdout.splitlines():
+            if line.startswith("TESSERA_CUDA_PATH="):
+                os.environ["TESSERA_CUDA_PATH"] = line.partition("=")[2]
+    return [carried, "tessera"]
 
 
 def gpu_count():

@@ -155,6 +155,9 @@ int device_cuda_count(void);
  * ST_DEVICE; ST_UNSUPPORTED without CUDA. */
 MUST_CHECK enum status device_cuda_bus_id(char out[32], int index);
 
+/** device_cuda_enter() - from now on the calling thread's CUDA calls go to @device. ST_DEVICE. */
+MUST_CHECK enum status device_cuda_enter(const struct device *device);
+
 /** device_cuda_peers() - the other visible GPUs, and how many of them the GPU @index reads and
  * writes without a way through host memory (NVLink, PCIe). Zeros without CUDA. */
 void device_cuda_peers(int index, int *direct, int *others);

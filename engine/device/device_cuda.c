@@ -386,6 +386,11 @@ enum status device_cuda_bus_id(char out[32], int index)
     return CUDA(cudaDeviceGetPCIBusId(out, 32, index));
 }
 
+enum status device_cuda_enter(const struct device *device)
+{
+    return CUDA(cudaSetDevice(device->index));
+}
+
 void device_cuda_peers(int index, int *direct, int *others)
 {
     *direct = *others = 0;

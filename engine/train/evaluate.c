@@ -89,33 +89,64 @@ void evaluator_close(struct evaluator **evaluator, struct trainer *t)
     mem_free(evaluator);
 }
 
+/* ---- rows ------------------------------------------------------------------------------------ */
+
+/* Windows [@first, @first + @count) of a split, or as many as there are. */
+static int64_t rows_of(const struct split *split, int64_t first, int64_t count)
+{
+    int64_t rows = 0;
+    for (int64_t i = first; i < first + count && i < split->count; i++)
+        rows += split->rows[i];
+    return rows;
+}
+
 int64_t evaluator_max_rows(const struct split *split, int64_t micro_batch)
 {
     int64_t most = 0;
     for (int64_t first = 0; first < split->count; first += micro_batch) {
-        int64_t rows = 0;
-        for (int64_t i = first; i < first + micro_batch && i < split->count; i++)
-            rows += split->rows[i];
+        int64_t rows = rows_of(split, first, micro_batch);
         most = rows > most ? rows : most;
     }
     return most;
 }
 
-static int64_t batch_length(const struct trainer *t, int64_t windows, int64_t batch)
-{
-    int64_t B = t->setup.eval_batch.sequences, first = batch * B;
-    return first >= windows ? 0 : windows - first < B ? windows - first : B;
-}
+enum { ROWS_STEP = 1024 };
 
 /* Rows of the tensors: where a kernel's shape is fixed, one of a few sizes. More sizes would leave
  * fewer rows empty (5% of SQuAD's), but each has products whose algorithm is looked up. */
 static int64_t tensor_rows(const struct trainer *t, int64_t rows)
 {
-    enum { STEP = 1024 };
-    int64_t most = t->setup.eval_batch.rows, wanted = round_up(rows > 0 ? rows : 1, STEP);
+    int64_t most = t->setup.eval_batch.rows, wanted = round_up(rows > 0 ? rows : 1, ROWS_STEP);
     if (!t->device->fixed_rows)
         return rows;
     return wanted < most ? wanted : most;
+}
+
+enum status evaluator_classes(int64_t **rows, int *count, const struct trainer *t)
+{
+    const struct split *splits[] = {&t->data->eval, &t->data->train};
+    const struct batch_layout *l = &t->setup.eval_batch;
+    ASSERT(t->device->fixed_rows);
+    *count = 0;
+    TRY(mem_alloc(rows, sizeof **rows * (size_t)(l->rows / ROWS_STEP + 1)));
+    for (int k = 0; k < (t->config->eval.train_samples > 0 ? 2 : 1); k++)
+        for (int64_t first = 0; first < splits[k]->count; first += l->sequences) {
+            int64_t mine = tensor_rows(t, rows_of(splits[k], first, l->sequences));
+            int i = 0;
+            while (i < *count && (*rows)[i] != mine)
+                i++;
+            if (i == *count)
+                (*rows)[(*count)++] = mine;
+        }
+    return ST_OK;
+}
+
+/* ---- rounds ---------------------------------------------------------------------------------- */
+
+static int64_t batch_length(const struct trainer *t, int64_t windows, int64_t batch)
+{
+    int64_t B = t->setup.eval_batch.sequences, first = batch * B;
+    return first >= windows ? 0 : windows - first < B ? windows - first : B;
 }
 
 static enum status issue_round(struct evaluator *e, struct trainer *t, const struct split *split,
@@ -283,7 +314,8 @@ enum status evaluator_run(struct evaluator *e, struct trainer *t, const struct s
         TRY_GOTO(st, out, score(examples, t->config, &answers, result));
     result->ms = (clock_s() - begun) * 1e3;
     if (t->comm->rank == 0 && output_dir != NULL)
-        TRY_GOTO(st, out, answer_files_begin(&e->files, &answers, output_dir));
+        TRY_GOTO(st, out,
+                 answer_files_begin(&e->files, &answers, output_dir, t->device->host_threads));
 out:
     answers_release(&answers);
     return st;

@@ -56,6 +56,10 @@ MUST_CHECK enum status evaluator_answers(struct evaluator *e, struct trainer *t,
 /** evaluator_finish() - wait for the files of the last evaluation. ST_IO; ST_MEMORY. */
 MUST_CHECK enum status evaluator_finish(struct evaluator *e);
 
+/** evaluator_classes() - where kernels have fixed shapes: the numbers of rows that evaluations
+ * have. @rows: mem_free(). ST_MEMORY. */
+MUST_CHECK enum status evaluator_classes(int64_t **rows, int *count, const struct trainer *t);
+
 /** evaluator_max_rows() - rows of the largest batch of a split, in batches of @micro_batch. */
 int64_t evaluator_max_rows(const struct split *split, int64_t micro_batch);
 

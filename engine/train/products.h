@@ -38,8 +38,10 @@ struct trainer;
  */
 MUST_CHECK enum status products_plan(struct trainer *t);
 
-/** products_open() - before the rehearsal: what train.gemm_multiprocessors says. */
-void products_open(struct trainer *t);
+/** products_open() - before the rehearsal: what train.gemm_multiprocessors says, and the plan of
+ * the user's cache, so that the rehearsal has to ask for no algorithm: the first two times
+ * cuBLASLt is asked take it 120 ms. ST_MEMORY; ST_INVALID: the path is too long. */
+MUST_CHECK enum status products_open(struct trainer *t);
 
 /** products_close() - the device no longer takes algorithms from t->gemm_plan. Says so if products
  * ran that are not in it. */

@@ -7,6 +7,7 @@
 #include "engine/ops/gemm_measure.h"
 #include "engine/ops/gemm_plan.h"
 #include "engine/train/capture.h"
+#include "engine/train/evaluate.h"
 #include "engine/train/products.h"
 #include "engine/train/trainer.h"
 
@@ -15,7 +16,7 @@ static const double BUDGET_S = 2.0; /* once a shape and card; most runs take les
 /* Where rank 0's entries came from. */
 struct sources {
     int resumed, cached;
-    struct gemm_measured measured;
+    struct gemm_measured measured, listed; /* listed: of evaluations, with the library's choice */
     double s;
 };
 
@@ -65,10 +66,10 @@ static enum status take_resumed(struct gemm_table *plan, int *taken, struct trai
 
 /* Rank 0. No memory for operands is no failure. */
 static enum status measure(struct gemm_table *plan, struct gemm_measured *measured,
-                           struct device *device, const struct gemm_table *wanted)
+                           struct device *device, const struct gemm_table *wanted, double budget_s)
 {
     int before = plan->count;
-    enum status st = gemm_measure(device, plan, wanted, BUDGET_S, measured);
+    enum status st = gemm_measure(device, plan, wanted, budget_s, measured);
     if (st != ST_MEMORY || plan->count != before)
         return st;
     log_warn("train", "matrix products are not measured: %s", status_message());
@@ -77,32 +78,31 @@ static enum status measure(struct gemm_table *plan, struct gemm_measured *measur
 }
 
 static enum status make_plan(struct gemm_table *plan, struct sources *from, struct trainer *t,
-                             const struct gemm_table *wanted)
+                             const struct gemm_table *wanted, const struct gemm_table *listed)
 {
     char path[1200];
-    struct gemm_table kept = {0};
-    enum status st = ST_OK;
     double begun = clock_s();
-    TRY_GOTO(st, out, take_resumed(plan, &from->resumed, t));
-    TRY_GOTO(st, out, products_path(path, sizeof path, t->config->train.gemm_plan, &plan->card));
-    TRY_GOTO(st, out, products_load(&kept, path, &plan->card));
-    TRY_GOTO(st, out, take(plan, &from->cached, &kept, wanted, t->device));
+    TRY(take_resumed(plan, &from->resumed, t));
+    TRY(products_path(path, sizeof path, t->config->train.gemm_plan, &plan->card));
+    TRY(take(plan, &from->cached, &t->kept_plan, wanted, t->device));
+    TRY(take(plan, &from->cached, &t->kept_plan, listed, t->device));
     int first = plan->count;
-    TRY_GOTO(st, out, measure(plan, &from->measured, t->device, wanted));
-    TRY_GOTO(st, out, products_keep(path, plan, first));
+    TRY(measure(plan, &from->measured, t->device, wanted, BUDGET_S));
+    TRY(measure(plan, &from->listed, t->device, listed, 0.0));
+    TRY(products_keep(path, plan, first));
     from->s = clock_s() - begun;
-out:
-    gemm_table_release(&kept);
-    return st;
+    return ST_OK;
 }
 
 static void describe(const struct gemm_table *plan, const struct sources *from)
 {
-    log_info("train",
-             "GEMM plan: %d products in %.0f ms: %d from the checkpoint, %d from the cache, %d "
-             "measured (%d of them not with the library's first choice)",
-             plan->count, from->s * 1e3, from->resumed, from->cached,
-             from->measured.products - from->measured.skipped, from->measured.changed);
+    log_info(
+        "train",
+        "GEMM plan: %d products in %.0f ms: %d from the checkpoint, %d from the cache, %d "
+        "measured (%d of them not with the library's first choice), %d of evaluations looked up",
+        plan->count, from->s * 1e3, from->resumed, from->cached,
+        from->measured.products - from->measured.skipped, from->measured.changed,
+        from->listed.products);
     if (from->measured.skipped > 0)
         log_info("train", "%d more got the library's first choice, the time was up",
                  from->measured.skipped);
@@ -123,31 +123,62 @@ static void write_copy(const struct trainer *t)
     mem_free(&text);
 }
 
+/* Products of @all that evaluations have too: they run each but once or twice, which is not worth a
+ * measurement, but without an entry cuBLASLt is asked in every run. */
+static enum status list_forward(struct gemm_table *listed, struct trainer *t)
+{
+    enum status st = ST_OK;
+    int64_t *rows = NULL;
+    int count = 0;
+    struct gemm_table all = {0};
+    TRY_GOTO(st, out, evaluator_classes(&rows, &count, t));
+    TRY_GOTO(st, out, gemm_wanted(&all, t->device, rows, count));
+    for (int i = 0; i < all.count && st == ST_OK; i++)
+        if (all.entries[i].key.kind == GEMM_FORWARD)
+            st = gemm_table_add(listed, &all.entries[i]);
+out:
+    gemm_table_release(&all);
+    mem_free(&rows);
+    return st;
+}
+
 static enum status plan_together(struct trainer *t, struct gemm_table *plan)
 {
     enum status st = ST_OK;
     int64_t *rows = NULL;
     int classes = 0;
-    struct gemm_table wanted = {0};
+    struct gemm_table wanted = {0}, listed = {0};
     struct sources from = {0};
     TRY_GOTO(st, out, products_compare(t->comm, &plan->card));
     st = capture_classes(&rows, &classes, t);
     if (st == ST_OK)
         st = gemm_wanted(&wanted, t->device, rows, classes);
+    if (st == ST_OK)
+        st = list_forward(&listed, t);
     if (st == ST_OK && t->comm->rank == 0)
-        st = make_plan(plan, &from, t, &wanted);
+        st = make_plan(plan, &from, t, &wanted, &listed);
     TRY_GOTO(st, out, comm_agree(t->comm, st));
     TRY_GOTO(st, out, products_share(t->comm, plan));
     describe(plan, &from);
 out:
+    gemm_table_release(&listed);
     gemm_table_release(&wanted);
     mem_free(&rows);
     return st;
 }
 
-void products_open(struct trainer *t)
+enum status products_open(struct trainer *t)
 {
+    char path[1200];
+    struct gemm_card card;
     gemm_plan_aim(t->device, t->config->train.gemm_multiprocessors);
+    if (strcmp(t->config->train.gemm_plan, "off") == 0)
+        return ST_OK;
+    gemm_card(t->device, &card);
+    TRY(products_path(path, sizeof path, t->config->train.gemm_plan, &card));
+    TRY(products_load(&t->kept_plan, path, &card));
+    gemm_plan_install(t->device, &t->kept_plan);
+    return ST_OK;
 }
 
 enum status products_plan(struct trainer *t)
@@ -164,6 +195,7 @@ enum status products_plan(struct trainer *t)
     t->gemm_plan = plan;
     TRY(st);
     gemm_plan_install(t->device, &t->gemm_plan);
+    gemm_table_release(&t->kept_plan);
     if (t->metrics != NULL)
         write_copy(t);
     return ST_OK;

@@ -136,17 +136,34 @@ static enum status take_best(struct trainer *t)
     return path[0] != '\0' ? checkpoint_load_weights(t, path) : ST_OK;
 }
 
-/* What was trained, also when a signal ended it: OUTPUT/model, on all ranks. */
-static enum status save_model(struct trainer *t, enum status st)
+/* The last weights are written beside the last evaluation, unless it says which are the best. */
+static enum status plan_save(struct trainer *t)
 {
-    char dir[1200], cause[CAUSE_BYTES];
-    if ((st != ST_OK && st != ST_INTERRUPTED) || t->steps_done == 0 || !t->config->output.model)
-        return st;
-    snprintf(cause, sizeof cause, "%s", status_message());
+    const struct run_config *c = t->config;
+    if (!c->output.model || c->checkpoint.export_best || t->total_steps == 0)
+        return ST_OK;
+    return path_join(t->model_dir, sizeof t->model_dir, c->output.dir, "model");
+}
+
+static enum status write_model(struct trainer *t)
+{
+    char dir[1200];
+    if (t->writing != NULL)
+        return weights_save_end(&t->writing);
     TRY(path_join(dir, sizeof dir, t->config->output.dir, "model"));
     if (t->config->checkpoint.export_best)
         TRY(take_best(t));
-    TRY(weights_save(t, dir));
+    return weights_save(t, dir);
+}
+
+/* What was trained, also when a signal ended it: OUTPUT/model, on all ranks. */
+static enum status save_model(struct trainer *t, enum status st)
+{
+    char cause[CAUSE_BYTES];
+    if ((st != ST_OK && st != ST_INTERRUPTED) || t->steps_done == 0 || !t->config->output.model)
+        return st;
+    snprintf(cause, sizeof cause, "%s", status_message());
+    TRY(write_model(t));
     status_set_message(cause);
     return st;
 }
@@ -233,6 +250,7 @@ enum status run_rank(const struct rank_run *r, struct device *device, struct com
     binding_check(r->binding, "the start of the run");
     if (!r->options->quiet) {
         TRY_GOTO(st, out, banner(&trainer, r->binding));
+        TRY_GOTO(st, out, plan_save(&trainer));
         gpu_log_start(&gpu_log, r->config, device, comm->rank);
     }
     if (r->metrics != NULL)

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "engine/base/arena.h"
+#include "engine/train/background.h"
 #include "io/features_cache.h"
 #include "io/json_file.h"
 
@@ -50,6 +51,42 @@ static enum status load_split(struct split *split, const struct run_data *data,
     return ST_OK;
 }
 
+/* The questions of the evaluation, in a thread beside those of training. */
+struct loading {
+    struct background thread;
+    struct run_data *data;
+    const struct run_config *config;
+};
+
+static enum status load_eval(void *context)
+{
+    const struct loading *l = context;
+    if (l->config->data.eval[0] == '\0')
+        return ST_OK;
+    return load_split(&l->data->eval, l->data, l->config, l->config->data.eval,
+                      l->config->data.max_eval_samples, false);
+}
+
+static enum status load_train(struct run_data *data, const struct run_config *config)
+{
+    if (config->data.train[0] == '\0')
+        return FAIL(INVALID, "data.train: no training file is given");
+    return load_split(&data->train, data, config, config->data.train,
+                      config->data.max_train_samples, true);
+}
+
+static enum status load_both(struct run_data *data, const struct run_config *config)
+{
+    struct loading eval = {.data = data, .config = config};
+    background_start(&eval.thread, -1, load_eval, &eval);
+    enum status st = load_train(data, config);
+    background_join(&eval.thread);
+    if (st != ST_OK || eval.thread.st == ST_OK)
+        return st;
+    status_set_message(eval.thread.message);
+    return eval.thread.st;
+}
+
 static void release_split(struct split *split)
 {
     mem_free(&split->rows);
@@ -66,16 +103,10 @@ enum status run_data_load(struct run_data *data, const struct run_config *config
         return FAIL(INVALID, "%s: %d tokens, but model.vocab_size is %" PRId64, config->data.vocab,
                     data->vocab.size, config->model.vocab_size);
     wordpiece_init(&data->tokenizer, &data->vocab, config->model.cased);
-    if (with_train) {
-        if (config->data.train[0] == '\0')
-            return FAIL(INVALID, "data.train: no training file is given");
-        TRY(load_split(&data->train, data, config, config->data.train,
-                       config->data.max_train_samples, true));
-    }
-    if (config->data.eval[0] != '\0')
-        TRY(load_split(&data->eval, data, config, config->data.eval, config->data.max_eval_samples,
-                       false));
-    return ST_OK;
+    if (with_train)
+        return load_both(data, config);
+    struct loading eval = {.data = data, .config = config};
+    return load_eval(&eval);
 }
 
 void run_data_release(struct run_data *data)

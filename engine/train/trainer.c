@@ -188,7 +188,7 @@ enum status trainer_open(struct trainer *t, const struct run_config *config,
     start_times_part(t->start, "memory");
 #ifdef TESSERA_CUDA
     if (device->fixed_rows)
-        products_open(t);
+        TRY(products_open(t));
 #endif
     if (device->fixed_rows) {
         TRY(capture_rehearse(t));
@@ -230,6 +230,7 @@ void trainer_close(struct trainer *t)
     if (t->device->fixed_rows)
         products_close(t);
 #endif
+    weights_save_drop(&t->writing);
     checkpointer_close(&t->checkpointer);
     trace_close(&t->trace);
     op_profile_close(&t->profile);
@@ -240,6 +241,7 @@ void trainer_close(struct trainer *t)
     mem_free(&t->sort_scratch);
     executor_close(&t->executor);
     gemm_table_release(&t->gemm_plan);
+    gemm_table_release(&t->kept_plan);
     plan_release(&t->plan);
     setup_release(&t->setup);
     sampler_release(&t->sampler);

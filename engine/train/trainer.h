@@ -60,6 +60,7 @@ struct trainer {
     int64_t applied;    /* of these, not skipped: AdamW's t */
     struct card_memory card;
     struct gemm_table gemm_plan; /* owned; engine/train/products.h; no card: there is none */
+    struct gemm_table kept_plan; /* owned; that of the user's cache, until products_plan() */
     struct trace *trace;         /* owned; NULL: no step is traced */
     const char *trace_path;
     int64_t trace_step;         /* counted from 0 */
@@ -77,6 +78,8 @@ struct trainer {
     int signal;
     double best_metric;
     int64_t evaluations_without_gain;
+    char model_dir[1200];              /* save it from the last evaluation on; "": not then */
+    struct weights_writing *writing;   /* owned; that save, under way */
     bool evaluation_pending;           /* due after the last step, and not done yet */
     struct checkpointer *checkpointer; /* owned; NULL: none is written */
     int64_t best_step;                 /* of the best checkpoint; -1: none */

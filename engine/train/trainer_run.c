@@ -10,6 +10,7 @@
 #include "engine/train/growth.h"
 #include "engine/train/interrupt.h"
 #include "engine/train/trainer.h"
+#include "engine/train/weights.h"
 
 /* ---- steps ---- */
 
@@ -280,6 +281,8 @@ static enum status between_steps(struct trainer *t, bool evaluates, bool saves)
     bool better = false, flushes = evaluates || t->plan.late;
     if (flushes)
         TRY(executor_run(&t->executor, PROGRAM_FLUSH, NULL, NULL));
+    if (t->model_dir[0] != '\0' && t->steps_done == t->total_steps && t->writing == NULL)
+        TRY(weights_save_begin(&t->writing, t, t->model_dir));
     if (evaluates)
         TRY(evaluate(t, &better));
     if (saves || better)

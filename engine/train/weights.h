@@ -82,6 +82,24 @@ MUST_CHECK enum status weights_load(struct trainer *t, const char *dir);
  */
 MUST_CHECK enum status weights_save(struct trainer *t, const char *dir);
 
+/*
+ * The same in two halves. Between them a thread of each rank copies and writes, and the weights
+ * must stay as they are: the last evaluation takes that time.
+ */
+struct weights_writing;
+
+/** weights_save_begin() - collective. @out: owned; weights_save_end(), or weights_save_drop().
+ * Return: as weights_save(), then *out is NULL. */
+MUST_CHECK enum status weights_save_begin(struct weights_writing **out, struct trainer *t,
+                                          const char *dir);
+
+/** weights_save_end() - wait, and put it in its place; sets the pointer to NULL. Collective.
+ * Return: as weights_save(). */
+MUST_CHECK enum status weights_save_end(struct weights_writing **writing);
+
+/** weights_save_drop() - wait, and leave nothing. Not collective. NULL inside is fine. */
+void weights_save_drop(struct weights_writing **writing);
+
 C_END
 
 #endif
