@@ -7,7 +7,6 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #include <mpi.h>
 
@@ -22,7 +21,7 @@ enum {
     SUM_BLOCK = 2048,           /* fp32 summed at a time: 8 KiB, stays in the first cache */
     IDLE_SPINS = 100,           /* polls without success before others get the core */
     IDLE_YIELDS = 100,          /* and then before this thread sleeps between them */
-    IDLE_SLEEP_NS = 50 * 1000,
+    IDLE_SLEEP_US = 50,
     CONTROL = STREAM_COUNT, /* the communicator of the roll call */
     COMMS,
     TAG_CALL = 1,
@@ -165,7 +164,7 @@ static enum status call_roll(struct mpi_comm *m)
         TRY(answer_calls(m));
         TRY(MPI(MPI_Iprobe(MPI_ANY_SOURCE, TAG_ANSWER, m->comms[CONTROL], &there, &from)));
         if (!there) {
-            nanosleep(&(struct timespec){.tv_nsec = IDLE_SLEEP_NS}, NULL);
+            clock_pause_us(IDLE_SLEEP_US);
             continue;
         }
         TRY(MPI(MPI_Recv(m->answers[from.MPI_SOURCE], ANSWER_BYTES, MPI_BYTE, from.MPI_SOURCE,
@@ -330,7 +329,7 @@ static void idle(int polls)
     if (polls < IDLE_SPINS + IDLE_YIELDS)
         sched_yield();
     else
-        nanosleep(&(struct timespec){.tv_nsec = IDLE_SLEEP_NS}, NULL);
+        clock_pause_us(IDLE_SLEEP_US);
 }
 
 /* Until collective @n and all before it are complete; whatever moves renews the deadline. */

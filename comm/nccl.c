@@ -6,7 +6,6 @@
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 /* NCCL's header is written for fewer warnings than ours. */
 #pragma GCC diagnostic push
@@ -31,7 +30,7 @@ enum {
     WHY_BYTES = 120,
     CAUSE_WAIT_MS = 1000, /* a peer's cause may come a little later than what it leads to */
     CLOSE_WAIT_MS = 10000,
-    POLL_NS = 2 * 1000 * 1000
+    POLL_US = 2000
 };
 
 /*
@@ -135,7 +134,7 @@ static enum status job_wait(struct nccl_comm *n, int which, int64_t wait_ms, boo
                         (double)wait_ms / 1000.0);
         if (check && n->rv != NULL)
             TRY(rendezvous_check(n->rv));
-        nanosleep(&(struct timespec){.tv_nsec = POLL_NS}, NULL);
+        clock_pause_us(POLL_US);
     }
     if (job->st != ST_OK)
         status_set_message(job->message);
@@ -162,7 +161,7 @@ static void run_abort(struct job *job)
 {
     struct nccl_comm *n = job->comm;
     while (atomic_load(&n->jobs[CALL].running))
-        nanosleep(&(struct timespec){.tv_nsec = POLL_NS}, NULL);
+        clock_pause_us(POLL_US);
     if (n->comms[job->which] != NULL) /* opening it may have failed */
         job->st = NCCL(ncclCommAbort(n->comms[job->which]));
 }
@@ -285,7 +284,7 @@ static enum status peers_cause(struct nccl_comm *n, int64_t wait_ms)
         }
         if (clock_ms() >= deadline)
             return ST_OK;
-        nanosleep(&(struct timespec){.tv_nsec = 5 * 1000 * 1000}, NULL);
+        clock_pause_us(5000);
     }
     return ST_OK;
 }

@@ -4,7 +4,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <time.h>
 
 #include "comm/rendezvous_frame.h"
 #include "comm/socket.h"
@@ -183,7 +182,7 @@ static enum status meet_root(struct rendezvous *rv, const struct rendezvous_opti
                         (int)strcspn(status_message(), "\n"), status_message());
         TRY(say_hello(rv, token, deadline, &answered));
         if (!answered)
-            nanosleep(&(struct timespec){.tv_nsec = (long)pause_ms * 1000000}, NULL);
+            clock_pause_us(pause_ms * 1000);
     }
     return frames_receive(rv, 0, 0, FRAME_WELCOME, NULL, 0, deadline, NOT_MET);
 }

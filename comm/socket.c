@@ -10,7 +10,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "engine/base/arena.h"
@@ -188,8 +187,6 @@ enum status socket_connect(int *fd, const char *address, int port, int64_t deadl
         if (now + pause_ms > deadline)
             return FAIL(TIMEOUT, "no connection to %s port %d in %.1f s: %s", address, port,
                         (double)(now - begin) / 1000.0, last);
-        nanosleep(&(struct timespec){.tv_sec = pause_ms / 1000,
-                                     .tv_nsec = (long)(pause_ms % 1000) * 1000000},
-                  NULL);
+        clock_pause_us(pause_ms * 1000);
     }
 }

@@ -9,7 +9,6 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "comm/rendezvous.h"
@@ -17,13 +16,8 @@
 #include "engine/base/arena.h"
 #include "engine/base/clock.h"
 #include "engine/base/file.h"
+#include "tests/support/ranks.h"
 #include "tests/support/support.h"
-
-static void sleep_ms(int ms)
-{
-    nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = (long)(ms % 1000) * 1000000},
-              NULL);
-}
 
 /* ---- what the ranks do ---------------------------------------------------------------------- */
 

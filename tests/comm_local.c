@@ -3,9 +3,9 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #include "engine/base/arena.h"
+#include "engine/base/clock.h"
 #include "engine/base/rng.h"
 #include "tests/support/ranks.h"
 #include "tests/support/support.h"
@@ -433,9 +433,9 @@ static void ten_thousand_collectives(void **state)
 {
     (void)state;
     int count = 10000;
-    int64_t start = now_ms();
+    int64_t start = clock_ms();
     ranks_run_ok(4, stress_body, &count);
-    print_message("%d collectives on 4 ranks in %lld ms\n", count, (long long)(now_ms() - start));
+    print_message("%d collectives on 4 ranks in %lld ms\n", count, (long long)(clock_ms() - start));
 }
 
 /* ---- agreement ------------------------------------------------------------------------------ */
@@ -687,9 +687,8 @@ struct freed {
  * the address sanitizer sees it if one of them still reads. */
 static enum status free_body(struct comm *comm, void *argument)
 {
-    enum { NUMEL = 100000, PAUSE_NS = 60000 };
+    enum { NUMEL = 100000, PAUSE_US = 60 };
     struct freed *freed = argument;
-    struct timespec pause = {0, PAUSE_NS * freed->round};
     unsigned char *in = NULL, *out = NULL;
     struct event done = {0};
     bool aborts = comm->rank == freed->round % 4;
@@ -700,7 +699,7 @@ static enum status free_body(struct comm *comm, void *argument)
     enum status st = comm_reduce_scatter(comm, &streams[0], out, in, NUMEL, DTYPE_F32, &done);
     if (aborts) {
         pthread_barrier_wait(&freed->issued);
-        nanosleep(&pause, NULL);
+        clock_pause_us(PAUSE_US * freed->round);
         comm_abort(comm, "stop");
     }
     if (st == ST_OK)

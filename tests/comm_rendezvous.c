@@ -10,20 +10,15 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "comm/socket.h"
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
+#include "tests/support/ranks.h"
 #include "tests/support/support.h"
 
 enum { MAX_RANKS = 12, TIMEOUT_MS = 20000 };
-
-static void sleep_ms(int64_t ms)
-{
-    nanosleep(&(struct timespec){.tv_sec = ms / 1000, .tv_nsec = (ms % 1000) * 1000000}, NULL);
-}
 
 struct world {
     int ranks;

@@ -11,7 +11,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "comm/launch.h"
@@ -252,7 +251,7 @@ static enum status one_is_silent(struct bench *b)
     TRY(comm_barrier(b->comm));
     if (b->comm->rank == b->comm->world_size - 1) {
         for (int i = 0; i < 1000; i++) {
-            nanosleep(&(struct timespec){.tv_nsec = 20 * 1000 * 1000}, NULL);
+            clock_pause_us(20000);
             TRY(rendezvous_check(b->rv));
         }
         return ST_OK;

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "engine/base/arena.h"
+#include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "tests/support/ranks.h"
 #include "tests/support/run.h"
@@ -49,14 +50,14 @@ static void every_failed_allocation_ends_the_run_with_that_error(void **state)
     int failed = 0;
     for (int64_t k = 1;; k++) {
         struct run_config c = tiny(2, 3);
-        int64_t begun = now_ms();
+        int64_t begun = clock_ms();
         mem_fail_at(k);
         run_go(&trace, &c, &loud);
         mem_fail_at(0);
         enum status st = trace.st;
         if (st != ST_OK && st != ST_MEMORY)
             fail_msg("allocation %d: %s: %s", (int)k, status_name(st), trace.message);
-        if (now_ms() - begun > 8000)
+        if (clock_ms() - begun > 8000)
             fail_msg("allocation %d: the run hung until its time-out", (int)k);
         run_release(&trace);
         if (mem_live_bytes() != before)
@@ -138,10 +139,10 @@ static void a_failed_collective_ends_all_ranks_with_its_cause(void **state)
     (void)state;
     int64_t before = mem_live_bytes();
     for (int64_t at = 1;; at += 1 + at / 4) {
-        int64_t begun = now_ms();
+        int64_t begun = clock_ms();
         run_with_fault((int)(at % 3), (struct fault_plan){FAULT_FAIL, at, 0}, 30);
         enum status st = trace.st;
-        assert_true(now_ms() - begun < 10000);
+        assert_true(clock_ms() - begun < 10000);
         if (st != ST_OK) {
             assert_int_equal(st, ST_COMM);
             assert_non_null(strstr(trace.message, "planned fault"));

@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "engine/base/clock.h"
 #include "engine/base/file.h"
 #include "io/checkpoint.h"
 #include "tests/support/ranks.h"
@@ -31,7 +32,7 @@ static int64_t wait_for_save(const struct run_config *c, pid_t pid, int64_t befo
 {
     char dir[600];
     struct checkpoint_found found;
-    int64_t begun = now_ms();
+    int64_t begun = clock_ms();
     int status = 0;
     snprintf(dir, sizeof dir, "%s/checkpoints", c->output.dir);
     do {
@@ -40,7 +41,7 @@ static int64_t wait_for_save(const struct run_config *c, pid_t pid, int64_t befo
         assert_int_equal(found.damaged, 0);
         if (pid != 0 && waitpid(pid, &status, WNOHANG) != 0)
             fail_msg("the program ended with %d", status);
-        assert_true(now_ms() - begun < 60000);
+        assert_true(clock_ms() - begun < 60000);
     } while (found.step <= before);
     return found.step;
 }

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "engine/base/arena.h"
+#include "engine/base/clock.h"
 #include "engine/base/file.h"
 #include "io/checkpoint.h"
 #include "tests/support/ranks.h"
@@ -85,13 +86,13 @@ static void a_thread_that_cannot_be_made_ends_the_run_or_costs_one_checkpoint(vo
         char out[32];
         snprintf(out, sizeof out, "thread-%d", k);
         struct run_config c = resume_tiny(out, RANKS, 2, STEPS, 1);
-        int64_t begun = now_ms();
+        int64_t begun = clock_ms();
         c.train.timeout_s = 20;
         c.checkpoint.async = k % 2 == 0;
         atomic_store(&threads_until_failure, k);
         run_go(&trace, &c, NULL);
         bool fired = atomic_exchange(&threads_until_failure, 0) <= 0;
-        assert_true(now_ms() - begun < 15000);
+        assert_true(clock_ms() - begun < 15000);
         if (trace.st == ST_OK) {
             run_same(&whole, &trace, out);
             int valid = count_valid(&c);
@@ -131,11 +132,11 @@ static void fail_every(const char *name, void (*fail_at)(int64_t k), enum status
     resume_latest(&rest);
     int64_t live = mem_live_bytes();
     for (int64_t k = 1;; k += 1 + k / 40) {
-        int64_t begun = now_ms();
+        int64_t begun = clock_ms();
         fail_at(k);
         run_go(&trace, &rest, NULL);
         fail_at(0);
-        assert_true(now_ms() - begun < 15000);
+        assert_true(clock_ms() - begun < 15000);
         if (trace.st == ST_OK)
             resume_same_rest(&whole, &trace, SAVED, 0, name);
         else if (!trace.not_collected && trace.st != cause &&

@@ -1,5 +1,6 @@
 #include "engine/base/clock.h"
 
+#include <stddef.h>
 #include <time.h>
 
 int64_t clock_ns(void)
@@ -17,4 +18,9 @@ int64_t clock_ms(void)
 double clock_s(void)
 {
     return (double)clock_ns() * 1e-9;
+}
+
+void clock_pause_us(int64_t us)
+{
+    nanosleep(&(struct timespec){.tv_sec = us / 1000000, .tv_nsec = us % 1000000 * 1000}, NULL);
 }

@@ -1,5 +1,5 @@
 /*
- * engine/base/clock.h - a clock that only grows, for durations and deadlines.
+ * engine/base/clock.h - a clock that only grows, for durations and deadlines; and pauses.
  *
  * CLOCK_MONOTONIC: nobody sets it, and times of two machines mean nothing to each other. Safe from
  * any thread, and never fails.
@@ -16,6 +16,9 @@ C_BEGIN
 int64_t clock_ns(void);
 int64_t clock_ms(void); /* whole ones */
 double clock_s(void);
+
+/** clock_pause_us() - let the core go for that many microseconds; a signal ends it early. */
+void clock_pause_us(int64_t us);
 
 C_END
 

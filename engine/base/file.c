@@ -10,11 +10,11 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 #include <zlib.h>
 
 #include "engine/base/arena.h"
+#include "engine/base/clock.h"
 
 /* ---- faults for tests ------------------------------------------------------------------------ */
 
@@ -33,9 +33,8 @@ void file_delay(int64_t ms)
 static void wait_as_asked(void)
 {
     int64_t ms = atomic_load_explicit(&delay_ms, memory_order_relaxed);
-    struct timespec t = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
     if (ms > 0)
-        nanosleep(&t, NULL);
+        clock_pause_us(ms * 1000);
 }
 
 /* True when a test asked that this system call fails. */

@@ -1,7 +1,5 @@
 #include "engine/device/device.h"
 
-#include <time.h>
-
 #include "engine/base/arena.h"
 #include "engine/base/clock.h"
 
@@ -66,10 +64,10 @@ void device_close(struct device **device)
 
 void device_settle(struct device *device)
 {
-    enum { PAUSE_NS = 2 * 1000 * 1000 };
+    enum { PAUSE_US = 2000 };
     int64_t begin = clock_ms();
     while (!device->lost && !device->ops->idle(device)) {
-        nanosleep(&(struct timespec){.tv_nsec = PAUSE_NS}, NULL);
+        clock_pause_us(PAUSE_US);
         device->lost = clock_ms() - begin > DEVICE_SETTLE_MS;
     }
 }

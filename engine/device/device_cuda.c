@@ -3,7 +3,6 @@
 
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #include "engine/base/arena.h"
 #include "engine/base/clock.h"
@@ -170,7 +169,7 @@ static enum status host_wait_pause(struct host_wait *w, struct device *device)
         w->watched_ns = now;
         TRY(device->watch(device->watch_context, (now - w->begin_ns) / 1000000));
     }
-    nanosleep(&(struct timespec){.tv_nsec = 50 * 1000}, NULL);
+    clock_pause_us(50);
     return ST_OK;
 }
 

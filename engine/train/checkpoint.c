@@ -6,7 +6,6 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #include "engine/base/clock.h"
 #include "engine/base/file.h"
@@ -69,12 +68,6 @@ struct checkpointer {
 
 /* ---- waiting --------------------------------------------------------------------------------- */
 
-static void nap(int64_t ms)
-{
-    struct timespec t = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
-    nanosleep(&t, NULL);
-}
-
 /* Until all ranks are idle. Their files may take longer than a collective may. Then all know too
  * whether rank 0 published what it last tried to. */
 static enum status wait_for_all(struct checkpointer *c, struct trainer *t)
@@ -93,7 +86,7 @@ static enum status wait_for_all(struct checkpointer *c, struct trainer *t)
             c->saved = -1;
         if (!any)
             return ST_OK;
-        nap(ms);
+        clock_pause_us(1000 * ms);
         ms = ms < LONGEST_MS ? 2 * ms : ms;
     }
 }

@@ -1,4 +1,5 @@
 #include "tests/support/mpi.h"
+#include "engine/base/clock.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -72,7 +73,7 @@ void job_start(struct job *job, const struct scratch *scratch, int ranks, const 
     all[n] = NULL;
     scratch_path(scratch, job->path, "job");
     fflush(NULL);
-    job->begun_ms = now_ms();
+    job->begun_ms = clock_ms();
     job->pid = fork();
     assert_true(job->pid >= 0);
     if (job->pid > 0)
@@ -89,7 +90,7 @@ void job_wait(struct job *job)
 {
     int state = 0;
     while (waitpid(job->pid, &state, WNOHANG) == 0) {
-        if (now_ms() - job->begun_ms > DEADLINE_MS) {
+        if (clock_ms() - job->begun_ms > DEADLINE_MS) {
             kill(job->pid, SIGTERM);
             sleep_ms(1000);
             kill(job->pid, SIGKILL);
@@ -98,7 +99,7 @@ void job_wait(struct job *job)
         }
         sleep_ms(5);
     }
-    job->ms = now_ms() - job->begun_ms;
+    job->ms = clock_ms() - job->begun_ms;
     job->code = WIFEXITED(state) ? WEXITSTATUS(state) : 128 + WTERMSIG(state);
     FILE *f = fopen(job->path, "rb");
     size_t bytes = f != NULL ? fread(job->output, 1, sizeof job->output - 1, f) : 0;

@@ -1,4 +1,5 @@
 #include "tests/support/process.h"
+#include "engine/base/clock.h"
 
 #include <fcntl.h>
 #include <signal.h>
@@ -63,9 +64,9 @@ static void read_back(const struct scratch *scratch, char *text, const char *nam
 void process_wait(struct process *p, const struct scratch *scratch)
 {
     int state = 0;
-    int64_t begun = now_ms();
+    int64_t begun = clock_ms();
     while (waitpid(p->pid, &state, WNOHANG) == 0) {
-        if (now_ms() - begun > PROCESS_DEADLINE_MS) {
+        if (clock_ms() - begun > PROCESS_DEADLINE_MS) {
             kill(p->pid, SIGKILL);
             waitpid(p->pid, &state, 0);
             fail_msg("%s did not end", binary());

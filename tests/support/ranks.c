@@ -3,10 +3,10 @@
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 #include "comm/local.h"
 #include "engine/base/arena.h"
+#include "engine/base/clock.h"
 #include "engine/base/log.h"
 #include "tests/support/support.h"
 
@@ -17,17 +17,9 @@ struct thread {
     int rank;
 };
 
-int64_t now_ms(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
-}
-
 void sleep_ms(int64_t ms)
 {
-    struct timespec t = {(time_t)(ms / 1000), (long)(ms % 1000) * 1000000};
-    nanosleep(&t, NULL);
+    clock_pause_us(ms * 1000);
 }
 
 enum status finish(struct event *e)
@@ -71,7 +63,7 @@ void ranks_run(struct ranks *ranks)
     struct thread thread[RANKS_MAX];
     struct local_world *world = NULL;
     assert_in_range(ranks->world_size, 1, RANKS_MAX);
-    int64_t live = mem_live_bytes(), start = now_ms();
+    int64_t live = mem_live_bytes(), start = clock_ms();
     assert_int_equal(local_world_open(&world, ranks->world_size, ranks->timeout_ms), ST_OK);
     for (int r = 0; r < ranks->world_size; r++) {
         thread[r] = (struct thread){.ranks = ranks, .world = world, .rank = r};
@@ -80,7 +72,7 @@ void ranks_run(struct ranks *ranks)
     for (int r = 0; r < ranks->world_size; r++)
         pthread_join(thread[r].id, NULL);
     local_world_close(&world);
-    ranks->ms = now_ms() - start;
+    ranks->ms = clock_ms() - start;
     for (int r = 0; mem_live_bytes() != live && r < ranks->world_size; r++)
         print_error("memory is left; rank %d: %s\n", r, ranks->message[r]);
     assert_int_equal(mem_live_bytes(), live);

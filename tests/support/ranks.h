@@ -39,8 +39,7 @@ void ranks_assert(const struct ranks *ranks, int rank, enum status st, const cha
 /** finish() - what waiting for an event does on the CPU. */
 MUST_CHECK enum status finish(struct event *e);
 
-/** now_ms() - a clock that only grows. */
-int64_t now_ms(void);
+/** sleep_ms() - clock_pause_us(), in milliseconds. */
 void sleep_ms(int64_t ms);
 
 C_END
