@@ -53,7 +53,7 @@ MAIN    := engine/train/main.c
 LIB_SRC := $(filter-out $(MAIN),$(C_SRC))
 CU_SRC  := $(if $(HAVE_CUDA),$(sort $(wildcard $(addsuffix /*.cu,$(MODULES)))))
 ifeq ($(HAVE_CUDA),)
-LIB_SRC := $(filter-out %_cuda.c %_nccl.c %/nccl.c,$(LIB_SRC))
+LIB_SRC := $(filter-out %_cuda.c comm/nccl%.c,$(LIB_SRC))
 endif
 ifeq ($(HAVE_MPI),)
 LIB_SRC := $(filter-out comm/mpi.c,$(LIB_SRC))

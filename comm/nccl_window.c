@@ -1,0 +1,139 @@
+#include <cuda_runtime_api.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "comm/nccl_private.h"
+#include "engine/base/arena.h"
+#include "engine/base/log.h"
+#include "engine/device/cuda_check.h"
+
+enum { WHY_BYTES = 120 };
+
+static void run_register(struct job *job)
+{
+    struct nccl_comm *n = job->comm;
+    for (int i = 0; i < COMMS && job->st == ST_OK; i++)
+        job->st = NCCL(ncclCommWindowRegister(n->comms[i], n->window, n->window_size,
+                                              &n->registered[i], NCCL_WIN_COLL_SYMMETRIC));
+}
+
+static void run_deregister(struct job *job)
+{
+    struct nccl_comm *n = job->comm;
+    for (int i = COMMS - 1; i >= 0; i--)
+        if (n->registered[i] != NULL && job->st == ST_OK)
+            job->st = NCCL(ncclCommWindowDeregister(n->comms[i], n->registered[i]));
+}
+
+/* Have all ranks come this far? Where one has not, @why says which and what it said. */
+static enum status all_can(struct nccl_comm *n, enum status st, bool *all, char why[WHY_BYTES])
+{
+    struct answer {
+        int32_t can;
+        char why[WHY_BYTES];
+    } mine = {.can = st == ST_OK}, *answers = NULL;
+    if (st != ST_OK)
+        nccl_first_line(mine.why, sizeof mine.why, status_message());
+    TRY(mem_alloc(&answers, sizeof *answers * (size_t)n->base.world_size));
+    st = nccl_exchange(&n->base, answers, &mine, sizeof mine);
+    *all = true;
+    for (int r = n->base.world_size - 1; st == ST_OK && r >= 0; r--) {
+        if (answers[r].can)
+            continue;
+        *all = false;
+        snprintf(why, WHY_BYTES, "rank %d: %.100s", r, answers[r].why);
+    }
+    mem_free(&answers);
+    return st;
+}
+
+static enum status window_alloc(struct nccl_comm *n, size_t bytes)
+{
+    int version = 0;
+    TRY(NCCL(ncclGetVersion(&version)));
+    if (version < NCCL_VERSION(2, 27, 3))
+        return FAIL(UNSUPPORTED, "NCCL %d has none", version);
+    TRY(NCCL(ncclMemAlloc(&n->window, bytes)));
+    n->window_size = bytes;
+    TRY(CUDA(cudaMemset(n->window, 0, bytes)));
+    return CUDA(cudaDeviceSynchronize());
+}
+
+/* All ranks together. What ends the others' waits too is a failure; the rest means no window. */
+static enum status window_register(struct nccl_comm *n)
+{
+    TRY(nccl_call_start(n, run_register));
+    return nccl_job_wait(n, CALL, n->base.timeout_ms, true, "registering symmetric windows");
+}
+
+static void window_free(struct nccl_comm *n)
+{
+    if (n->window != NULL && ncclMemFree(n->window) != ncclSuccess)
+        log_debug("nccl", "the block of the windows was not freed");
+    n->window = NULL;
+    memset(n->registered, 0, sizeof n->registered);
+}
+
+static enum status window_open(struct nccl_comm *n, size_t bytes, bool *all, char why[WHY_BYTES])
+{
+    size_t before = 0, after = 0;
+    TRY(all_can(n, window_alloc(n, bytes), all, why));
+    if (!*all)
+        return ST_OK;
+    TRY(device_memory_used(n->device, &before));
+    enum status st = window_register(n);
+    if (st == ST_TIMEOUT)
+        return st;
+    TRY(all_can(n, st, all, why));
+    if (!*all) { /* those that could take it back */
+        TRY(nccl_call_start(n, run_deregister));
+        return nccl_job_wait(n, CALL, n->base.timeout_ms, true, "taking back symmetric windows");
+    }
+    TRY(device_memory_used(n->device, &after));
+    n->base.window_bytes = after > before ? after - before : 0;
+    return ST_OK;
+}
+
+enum status nccl_memory_open(struct comm *comm, struct device *device, void **out, size_t bytes)
+{
+    struct nccl_comm *n = (struct nccl_comm *)comm;
+    char why[WHY_BYTES] = "turned off";
+    bool all = false;
+    ASSERT(n->window == NULL);
+    if (comm->world_size == 1)
+        return device_alloc(device, out, bytes);
+    if (n->wants_windows)
+        TRY(window_open(n, bytes, &all, why));
+    if (all) {
+        snprintf(comm->memory_text, sizeof comm->memory_text,
+                 "collectives in symmetric windows of %.0f MiB, %.1f MiB of tables",
+                 (double)bytes / 1048576.0, (double)comm->window_bytes / 1048576.0);
+        *out = n->window;
+        return ST_OK;
+    }
+    snprintf(comm->memory_text, sizeof comm->memory_text,
+             "collectives without symmetric windows: %s", why);
+    window_free(n);
+    return device_alloc(device, out, bytes);
+}
+
+/*
+ * Peers' kernels have done with this block when this rank's own have: a collective ends on no rank
+ * before all have read. After a failure that is not so, and the block stays until the process ends.
+ */
+void nccl_memory_close(struct comm *comm, struct device *device, void **memory)
+{
+    struct nccl_comm *n = (struct nccl_comm *)comm;
+    if (*memory != n->window) {
+        device_free(device, memory);
+        return;
+    }
+    *memory = NULL;
+    if (stream_sync(&device->streams[STREAM_COMPUTE]) != ST_OK || nccl_failure(n) != ST_OK)
+        return;
+    if (nccl_call_start(n, run_deregister) == ST_OK &&
+        nccl_job_wait(n, CALL, CLOSE_WAIT_MS, false, "taking back symmetric windows") == ST_OK)
+        window_free(n);
+    else
+        log_debug("nccl", "%s", status_message());
+}
