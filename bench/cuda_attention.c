@@ -12,9 +12,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "bench/random_memory.h"
 #include "engine/base/arena.h"
 #include "engine/base/out.h"
-#include "engine/base/rng.h"
 #include "engine/ops/ops.h"
 
 enum {
@@ -131,32 +131,6 @@ out:
     return st;
 }
 
-/* Random bf16 numbers, doubled up over the whole memory. */
-static enum status memory_fill(struct bench *b)
-{
-    enum { SEED_NUMEL = 1 << 20 };
-    float *x = NULL;
-    enum status st = ST_OK;
-    size_t have = SEED_NUMEL * sizeof(float);
-    TRY_GOTO(st, out, mem_alloc(&x, have));
-    rng_fill_normal(x, 0, SEED_NUMEL, 1, 7, 1.0f);
-    for (int i = 0; i < SEED_NUMEL - 1; i++) { /* upper halves of two numbers */
-        uint32_t bits[2];
-        memcpy(bits, &x[i], sizeof bits);
-        bits[0] = (bits[0] & 0xFFFF0000u) | bits[1] >> 16;
-        memcpy(&x[i], bits, sizeof *bits);
-    }
-    TRY_GOTO(st, out, device_copy(b->s, b->memory, x, have));
-    for (; have < MEMORY_BYTES; have *= 2) {
-        size_t more = MEMORY_BYTES - have < have ? MEMORY_BYTES - have : have;
-        TRY_GOTO(st, out, device_copy(b->s, (char *)b->memory + have, b->memory, more));
-    }
-    TRY_GOTO(st, out, stream_sync(b->s));
-out:
-    mem_free(&x);
-    return st;
-}
-
 /* ---- batches -------------------------------------------------------------------------------- */
 
 struct host_batch {
@@ -199,7 +173,7 @@ static enum status lines(struct bench *b, const struct attention_case *c)
 {
     double pairs, us[2];
     b->now = c;
-    TRY(memory_fill(b)); /* the last case left outputs in it */
+    TRY(random_memory(b->s, b->memory, MEMORY_BYTES)); /* the last case left outputs in it */
     TRY(batch_upload(b, c, &pairs));
     double products = 2.0 * pairs * c->width * c->heads; /* operations of one */
     for (int i = 0; i < 2; i++) {

@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "bench/random_memory.h"
 #include "engine/base/arena.h"
 #include "engine/base/out.h"
 #include "engine/base/rng.h"
@@ -526,32 +527,6 @@ static enum status ceilings(struct bench *b)
     return ST_OK;
 }
 
-/* Random bf16 numbers, doubled up over the whole memory. */
-static enum status memory_fill(struct bench *b)
-{
-    enum { SEED_NUMEL = 1 << 20 };
-    float *x = NULL;
-    enum status st = ST_OK;
-    size_t have = SEED_NUMEL * sizeof(float);
-    TRY_GOTO(st, out, mem_alloc(&x, have));
-    rng_fill_normal(x, 0, SEED_NUMEL, 1, 7, 1.0f);
-    for (int i = 0; i < SEED_NUMEL; i++) { /* both halves the number's upper half */
-        uint32_t bits;
-        memcpy(&bits, &x[i], sizeof bits);
-        bits = (bits & 0xFFFF0000u) | bits >> 16;
-        memcpy(&x[i], &bits, sizeof bits);
-    }
-    TRY_GOTO(st, out, device_copy(b->s, b->memory, x, have));
-    for (; have < MEMORY_BYTES; have *= 2) {
-        size_t more = MEMORY_BYTES - have < have ? MEMORY_BYTES - have : have;
-        TRY_GOTO(st, out, device_copy(b->s, (char *)b->memory + have, b->memory, more));
-    }
-    TRY_GOTO(st, out, stream_sync(b->s));
-out:
-    mem_free(&x);
-    return st;
-}
-
 static enum status state_upload(struct bench *b)
 {
     struct step_state state = {.host = {.seed = 1, .training = 1, .inv_count = 0.01f},
@@ -581,12 +556,14 @@ static enum status run(struct bench *b, const int64_t *rows, int row_count)
     TRY_GOTO(st, out, device_alloc(b->device, (void **)&b->state, sizeof *b->state));
     TRY_GOTO(st, out, device_alloc(b->device, (void **)&b->report, sizeof *b->report));
     b->s->workspace = workspace;
-    TRY_GOTO(st, out, memory_fill(b));
+    TRY_GOTO(st, out, random_memory(b->s, b->memory, MEMORY_BYTES));
     TRY_GOTO(st, out, state_upload(b));
     TRY_GOTO(st, out, ceilings(b));
     for (size_t m = 0; m < sizeof models / sizeof *models; m++)
         for (int i = 0; i < row_count; i++) {
-            TRY_GOTO(st, out, memory_fill(b)); /* after many adds nothing is as it was */
+            TRY_GOTO(st, out,
+                     random_memory(b->s, b->memory,
+                                   MEMORY_BYTES)); /* after many adds nothing is as it was */
             TRY_GOTO(st, out, batch_upload(b, rows[i], batch, batch_bytes));
             TRY_GOTO(st, out, lines(b, &models[m], rows[i]));
         }

@@ -2,7 +2,6 @@
 
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "tests/support/support.h"
 
@@ -74,29 +73,19 @@ static void memory_is_zeroed_aligned_and_counted(void **state)
     assert_int_equal(mem_live_bytes(), before);
 }
 
-static size_t resident_bytes(void)
-{
-    unsigned long total = 0, resident = 0;
-    FILE *f = fopen("/proc/self/statm", "r");
-    assert_non_null(f);
-    assert_int_equal(fscanf(f, "%lu %lu", &total, &resident), 2);
-    fclose(f);
-    return resident * (size_t)sysconf(_SC_PAGESIZE);
-}
-
 /* Whoever wants its pages at once says so (engine/device/host_memory.h). */
 static void large_memory_is_zero_without_being_written(void **state)
 {
     (void)state;
     const size_t bytes = (size_t)MEM_LARGE_BYTES + 1000;
     unsigned char *p;
-    size_t before = resident_bytes();
+    size_t before = test_resident_bytes();
     (void)before; /* sanitizers keep what is freed */
     assert_ok(mem_alloc(&p, bytes));
     assert_int_equal((uintptr_t)p % ARENA_ALIGN, 0);
     assert_int_equal(mem_live_bytes(), bytes);
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-    assert_true(resident_bytes() < before + (1 << 20));
+    assert_true(test_resident_bytes() < before + (1 << 20));
 #endif
     for (size_t i = 0; i < bytes; i += 997)
         assert_int_equal(p[i], 0);
@@ -105,7 +94,7 @@ static void large_memory_is_zero_without_being_written(void **state)
     assert_null(p);
     assert_int_equal(mem_live_bytes(), 0);
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-    assert_true(resident_bytes() < before + (8 << 20));
+    assert_true(test_resident_bytes() < before + (8 << 20));
 #endif
 }
 

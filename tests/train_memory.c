@@ -5,7 +5,6 @@
  */
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "engine/base/arena.h"
 #include "engine/train/evaluate.h"
@@ -167,16 +166,6 @@ static void b55_b56_memory_whose_life_ended_is_not_read(void **state)
 
 /* ---- no growth ---- */
 
-static size_t resident_bytes(void)
-{
-    unsigned long total = 0, resident = 0;
-    FILE *f = fopen("/proc/self/statm", "r");
-    assert_non_null(f);
-    assert_int_equal(fscanf(f, "%lu %lu", &total, &resident), 2);
-    fclose(f);
-    return resident * (size_t)sysconf(_SC_PAGESIZE);
-}
-
 struct growth {
     int64_t allocated[RUN_STEPS];
     size_t resident[RUN_STEPS];
@@ -193,7 +182,7 @@ static void watch_growth(void *context, const struct program *p, int index,
     if (p->kind != PROGRAM_STEP || index != 0 || t->comm->rank != 0 || growth.count == RUN_STEPS)
         return;
     growth.allocated[growth.count] = mem_live_bytes();
-    growth.resident[growth.count++] = resident_bytes();
+    growth.resident[growth.count++] = test_resident_bytes();
 }
 
 static void b60_b65_nothing_grows_from_step_2_to_200(void **state)
@@ -231,7 +220,7 @@ static size_t resident_open, arena_open;
 static void note_resident(void *context, struct trainer *t)
 {
     (void)context;
-    resident_open = resident_bytes();
+    resident_open = test_resident_bytes();
     arena_open = t->account.arena_bytes;
 }
 
@@ -250,7 +239,7 @@ static void b60_the_process_grows_by_the_arena(void **state)
     c.data.eval[0] = '\0';
     run_ok(&first, &c, NULL); /* libraries and threads are there afterwards */
     run_release(&first);
-    size_t before = resident_bytes();
+    size_t before = test_resident_bytes();
     run_ok(&first, &c, &(struct run_how){.at_start = note_resident});
     assert_true(arena_open > (size_t)100 << 20);
     double grown = (double)resident_open - (double)before, arena = (double)arena_open;

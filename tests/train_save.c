@@ -113,17 +113,6 @@ struct growth {
     int64_t bytes[2], rss[2];
 };
 
-static int64_t resident_bytes(void)
-{
-    long pages = 0, resident = 0;
-    FILE *f = fopen("/proc/self/statm", "r");
-    if (f == NULL || fscanf(f, "%ld %ld", &pages, &resident) != 2)
-        resident = 0;
-    if (f != NULL)
-        fclose(f);
-    return resident * sysconf(_SC_PAGESIZE);
-}
-
 static struct growth growth;
 
 static void watch_memory(void *context, const struct program *p, int index,
@@ -138,7 +127,7 @@ static void watch_memory(void *context, const struct program *p, int index,
     if (at < 0)
         return;
     growth.bytes[at] = mem_live_bytes();
-    growth.rss[at] = resident_bytes();
+    growth.rss[at] = (int64_t)test_resident_bytes();
 }
 
 static void b77_100_saves_leave_memory_flat(void **state)

@@ -100,6 +100,17 @@ int test_kills(int otherwise)
     return kills > 0 && kills < 100000 ? (int)kills : otherwise;
 }
 
+size_t test_resident_bytes(void)
+{
+    unsigned long total = 0, resident = 0;
+    FILE *f = fopen("/proc/self/statm", "r");
+    ASSERT(f != NULL);
+    int found = fscanf(f, "%lu %lu", &total, &resident);
+    ASSERT(found == 2);
+    fclose(f);
+    return resident * (size_t)sysconf(_SC_PAGESIZE);
+}
+
 void scratch_make(struct scratch *scratch)
 {
     const char *base = getenv("TMPDIR");

@@ -47,6 +47,9 @@ uint64_t test_random(uint64_t *state);
  * else @otherwise. */
 int test_kills(int otherwise);
 
+/** test_resident_bytes() - of this process, as the system says; in any thread. */
+size_t test_resident_bytes(void);
+
 struct file_text;
 
 /** said_begin() - what this process logs goes into a file from now on; said_end() gives its text
