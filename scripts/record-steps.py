@@ -2,7 +2,7 @@
 """Record instruction timings of real steps, for tests/train_recorded.c.
 
 usage: scripts/record-steps.py [--tessera ./tessera] [--out tests/data/steps] [--steps 3]
-       scripts/record-steps.py --card NAME CONFIG MICRO_BATCH TRACE.json
+       scripts/record-steps.py --card NAME CONFIG MICRO_BATCH STAGE TRACE.json
 
 Two ranks of one thread train the demo's model on the CPU at each zero stage with --trace; rank 0's
 instructions become tests/data/steps/stageS.tsv:
@@ -14,11 +14,11 @@ instructions become tests/data/steps/stageS.tsv:
 
 us is what the rank itself spent on the instruction ("busy" of engine/train/trace.h).
 
---card turns a trace of a card (`tessera train --config CONFIG --set train.micro_batch=MICRO_BATCH --trace`
-at stage 0 on one GPU, made there) into tests/data/steps/NAME.tsv, where streams overlap:
+--card turns a trace of a card (`tessera train --config CONFIG --set train.micro_batch=MICRO_BATCH
+--zero-stage STAGE --trace` on one GPU, made there) into tests/data/steps/NAME.tsv, where streams overlap:
 
     # card NVIDIA H200
-    # config bench/gpu/bert-base.yaml micro_batch 8
+    # config bench/gpu/bert-base.yaml micro_batch 8 stage 0
     # rows 1792 class 1536           most rows of a micro-batch, for the plan; those of this step
     # tokens 1495 squared_lengths 331801
     # step_us 4686.592
@@ -86,7 +86,7 @@ def mean_of(args, config, micro_batch, steps):
     return plan["rows"], {key: value * steps for key, value in plan["mean_micro_batch"].items()}
 
 
-def record_card(args, name, config, micro_batch, path):
+def record_card(args, name, config, micro_batch, stage, path):
     trace = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
     facts, events = trace["otherData"], [e for e in trace["traceEvents"] if e["ph"] == "X"]
     assert facts["world_size"] == 1 and [e["args"]["instr"] for e in events] == list(range(len(events)))
@@ -95,7 +95,7 @@ def record_card(args, name, config, micro_batch, path):
     step = {key: round(until[key] - before[key]) for key in until}
     assert step["tokens"] == facts["tokens"], (step, facts)
     rows, _ = mean_of(args, config, micro_batch, args.card_steps)
-    lines = [f"# card {facts['device']}", f"# config {config} micro_batch {micro_batch}",
+    lines = [f"# card {facts['device']}", f"# config {config} micro_batch {micro_batch} stage {stage}",
              f"# rows {rows} class {step['rows_of_length_class']}",
              f"# tokens {step['tokens']} squared_lengths {step['squared_lengths']}",
              f"# step_us {facts['step_us']:.3f}"]
@@ -112,7 +112,7 @@ def main():
     parser.add_argument("--tessera", default="./tessera")
     parser.add_argument("--out", default="tests/data/steps")
     parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--card", nargs=4, metavar=("NAME", "CONFIG", "MICRO_BATCH", "TRACE"))
+    parser.add_argument("--card", nargs=5, metavar=("NAME", "CONFIG", "MICRO_BATCH", "STAGE", "TRACE"))
     parser.add_argument("--card-steps", type=int, default=12, help="of the traced run, for its plan")
     args = parser.parse_args()
     if args.card:

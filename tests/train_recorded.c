@@ -114,6 +114,7 @@ static void recorded_steps_come_out_within_a_tenth(void **state)
 
 struct card_step {
     char config[64];
+    int stage;
     long micro_batch, rows, rows_of_class, tokens, squared;
     double step_us, begin_us[MAX_INSTRS], us[MAX_INSTRS];
 };
@@ -127,7 +128,9 @@ static void read_card(struct card_step *c, struct recording *r, const char *name
     FILE *f = fopen(path, "r");
     assert_non_null(f);
     assert_int_equal(fscanf(f, "# card %*[^\n]\n"), 0);
-    assert_int_equal(fscanf(f, "# config %63s micro_batch %ld\n", c->config, &c->micro_batch), 2);
+    assert_int_equal(fscanf(f, "# config %63s micro_batch %ld stage %d\n", c->config,
+                            &c->micro_batch, &c->stage),
+                     3);
     assert_int_equal(fscanf(f, "# rows %ld class %ld\n", &c->rows, &c->rows_of_class), 2);
     assert_int_equal(fscanf(f, "# tokens %ld squared_lengths %ld\n", &c->tokens, &c->squared), 2);
     assert_int_equal(fscanf(f, "# step_us %lf\n", &c->step_us), 1);
@@ -217,7 +220,7 @@ static void simulate_card(struct card_times *times, const struct card_step *c,
     assert_ok(config_load(&config, c->config, sets, 1));
     assert_ok(machine_read(&machine, "tests/data/steps/h200.yaml"));
     assert_ok(plan_device_init(&device, DEVICE_CUDA, PRECISION_AUTO, 1));
-    assert_ok(setup_init(&setup, &config, &device, 1, 0, c->rows, 0));
+    assert_ok(setup_init(&setup, &config, &device, 1, c->stage, c->rows, 0));
     assert_ok(plan_build(&plan, &account, &setup.spec));
     const struct program *p = &plan.programs[PROGRAM_STEP];
     check_same_program(p, &setup.model, r);
