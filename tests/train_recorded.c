@@ -148,18 +148,14 @@ static double end_of(const struct card_step *c, int i)
     return c->begin_us[i] + c->us[i];
 }
 
-/* Microseconds in which @i ran, each divided by all that computed then. */
+/* Microseconds in which @i ran, each divided by all that ran then: of one rank, so no collectives. */
 static double alone_us(const struct card_step *c, const struct program *p, int i)
 {
     double at = c->begin_us[i], sum = 0;
-    if (simulate_is_collective(p->instrs[i].op))
-        return c->us[i];
     while (at < end_of(c, i)) {
         double next = end_of(c, i);
         int running = 0;
         for (int k = 0; k < p->instr_count; k++) {
-            if (simulate_is_collective(p->instrs[k].op))
-                continue;
             running += c->begin_us[k] <= at && at < end_of(c, k);
             if (c->begin_us[k] > at && c->begin_us[k] < next)
                 next = c->begin_us[k];
@@ -193,8 +189,7 @@ static double replay_ms(const struct card_step *c, const struct program *p, bool
     struct simulate_work work[MAX_INSTRS];
     for (int i = 0; i < p->instr_count; i++)
         work[i] = (struct simulate_work){with_pauses ? pause_us(c, p, i) * 1e-6 : 0,
-                                         alone_us(c, p, i) * 1e-6,
-                                         simulate_is_collective(p->instrs[i].op)};
+                                         alone_us(c, p, i) * 1e-6, false};
     simulate_run(&result, spans, p, work, 0);
     return result.seconds * 1e3;
 }
