@@ -148,7 +148,7 @@ static double end_of(const struct card_step *c, int i)
     return c->begin_us[i] + c->us[i];
 }
 
-/* Microseconds in which @i ran, each divided by all that ran then: of one rank, so no collectives. */
+/* Microseconds in which @i ran, each divided by all that ran then: no collectives, one rank. */
 static double alone_us(const struct card_step *c, const struct program *p, int i)
 {
     double at = c->begin_us[i], sum = 0;
