@@ -398,6 +398,23 @@ static void folders_are_made_with_their_parents(void **state)
     assert_fails(file_make_dirs("/proc/tessera/x"), ST_IO, "/proc/tessera: cannot make");
 }
 
+static void the_folder_of_a_file_is_made(void **state)
+{
+    struct file_test *f = *state;
+    char longest[5000];
+    assert_ok(file_make_folder_of(scratch_path(&f->scratch, f->path, "x/y/file")));
+    assert_int_equal(access(scratch_path(&f->scratch, f->path, "x/y"), W_OK), 0);
+    assert_int_not_equal(access(scratch_path(&f->scratch, f->path, "x/y/file"), F_OK), 0);
+    assert_ok(file_make_folder_of("file"));
+    assert_ok(file_make_folder_of("/file"));
+    if (access("/proc", W_OK) != 0) /* root may write anywhere but there */
+        assert_fails(file_make_folder_of("/proc/file"), ST_IO, "/proc/file: cannot write in its");
+    memset(longest, 'x', sizeof longest);
+    longest[sizeof longest - 2] = '/';
+    longest[sizeof longest - 1] = '\0';
+    assert_fails(file_make_folder_of(longest), ST_IO, "File name too long");
+}
+
 static void paths_join_or_do_not_fit(void **state)
 {
     (void)state;
@@ -439,6 +456,7 @@ int main(void)
         TEST(a_log_truncates_appends_and_closes_twice),
         TEST(records_of_threads_do_not_mix),
         TEST(folders_are_made_with_their_parents),
+        TEST(the_folder_of_a_file_is_made),
         TEST(paths_join_or_do_not_fit),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

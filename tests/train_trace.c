@@ -5,6 +5,7 @@
 #include <jansson.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "engine/base/clock.h"
 #include "engine/train/progress.h"
@@ -194,15 +195,21 @@ static void one_rank_writes_the_file_itself_and_a_late_step_is_the_last(void **s
     run_release(&traced);
 }
 
-static void a_file_that_cannot_be_written_ends_the_run(void **state)
+/* Its folder is made, or the run ends before its first step. */
+static void a_file_that_cannot_be_written_is_told_at_the_start(void **state)
 {
     (void)state;
     struct run_config c = tiny(2, 1, 1);
     char path[512];
-    told.request = (struct trace_request){scratch_path(&scratch, path, "nowhere/line.json"), 2};
+    told.request = (struct trace_request){scratch_path(&scratch, path, "new/one/line.json"), 2};
+    run_ok(&traced, &c, &(struct run_how){.at_start = ask});
+    run_release(&traced);
+    assert_int_equal(access(scratch_at(&scratch, "new/one/line.rank1.json"), R_OK), 0);
+    told.request = (struct trace_request){scratch_path(&scratch, path, "train.json/line.json"), 2};
     run_go(&traced, &c, &(struct run_how){.at_start = ask});
-    assert_int_equal(traced.st, ST_IO);
-    assert_non_null(strstr(traced.message, "nowhere"));
+    assert_int_not_equal(traced.st, ST_OK);
+    assert_int_equal(traced.steps, 0);
+    assert_non_null(strstr(traced.message, "train.json: "));
     run_release(&traced);
 }
 
@@ -287,7 +294,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_instruction_is_there_once_and_results_are_the_same),
         cmocka_unit_test(one_rank_writes_the_file_itself_and_a_late_step_is_the_last),
-        cmocka_unit_test(a_file_that_cannot_be_written_ends_the_run),
+        cmocka_unit_test(a_file_that_cannot_be_written_is_told_at_the_start),
         cmocka_unit_test(a_run_without_steps_has_nothing_to_trace),
         cmocka_unit_test(marks_say_where_a_stream_stands),
     };

@@ -350,6 +350,20 @@ enum status file_make_dirs(const char *path)
     }
 }
 
+enum status file_make_folder_of(const char *path)
+{
+    char folder[PATH_MAX] = ".";
+    const char *end = strrchr(path, '/');
+    if (end != NULL && end - path >= PATH_MAX)
+        return FAIL(IO, "%.80s...: %s", path, strerror(ENAMETOOLONG));
+    if (end != NULL)
+        snprintf(folder, sizeof folder, "%.*s", end == path ? 1 : (int)(end - path), path);
+    TRY(file_make_dirs(folder));
+    if (access(folder, W_OK) != 0)
+        return FAIL(IO, "%s: cannot write in its folder: %s", path, strerror(errno));
+    return ST_OK;
+}
+
 /* ---- logs ------------------------------------------------------------------------------------ */
 
 static enum status open_log(struct file_log *log, const char *path, int flags)

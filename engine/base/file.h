@@ -69,6 +69,10 @@ MUST_CHECK enum status file_write_at(int fd, const char *path, const void *data,
  * ST_IO. */
 MUST_CHECK enum status file_make_dirs(const char *path);
 
+/** file_make_folder_of() - the same for the folder that file @path is in. Return: ST_OK; ST_IO,
+ * also if nothing can be written there. */
+MUST_CHECK enum status file_make_folder_of(const char *path);
+
 /** file_flush_folder() - flush the names in folder @path, so that a rename in it lasts. A file
  * system that has nothing to flush is fine. Return: 0; the errno of what failed. */
 MUST_CHECK int file_flush_folder(const char *path);

@@ -124,15 +124,10 @@ enum status products_load(struct gemm_table *table, const char *path, const stru
 
 static enum status write_plan(const char *path, const struct gemm_table *table)
 {
-    char folder[PATH_BYTES], *text = NULL;
+    char *text = NULL;
     size_t bytes = 0;
     enum status st = ST_OK;
-    snprintf(folder, sizeof folder, "%s", path);
-    char *slash = strrchr(folder, '/');
-    if (slash != NULL && slash != folder) {
-        *slash = '\0';
-        TRY(file_make_dirs(folder));
-    }
+    TRY(file_make_folder_of(path));
     TRY(gemm_table_write(&text, &bytes, table));
     TRY_GOTO(st, out, file_write(path, text, bytes));
 out:

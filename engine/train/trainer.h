@@ -111,7 +111,8 @@ MUST_CHECK enum status trainer_run(struct trainer *t, const int *signal_flag);
  * trainer_trace() - before trainer_run(): write a time line of one step (engine/train/trace.h).
  * That step begins on an idle device and the host waits for its end. Results stay as they are.
  *
- * Return: ST_OK, also when nothing is asked for; ST_INVALID without training steps.
+ * Return: ST_OK, also when nothing is asked for; ST_INVALID without training steps; ST_IO if the
+ * file's folder cannot be made or written in.
  */
 MUST_CHECK enum status trainer_trace(struct trainer *t, const struct trace_request *request);
 

@@ -4,6 +4,7 @@
 
 #include "engine/base/arena.h"
 #include "engine/base/clock.h"
+#include "engine/base/file.h"
 #include "engine/base/log.h"
 #include "engine/train/checkpoint.h"
 #include "engine/train/evaluate.h"
@@ -37,6 +38,7 @@ enum status trainer_trace(struct trainer *t, const struct trace_request *request
         return ST_OK;
     if (t->total_steps == 0)
         return FAIL(INVALID, "--trace: this run has no training steps");
+    TRY(file_make_folder_of(request->path)); /* hours may pass before it is written */
     t->trace_path = request->path;
     t->trace_step = (request->step < t->total_steps ? request->step : t->total_steps) - 1;
     if (t->trace_step < t->first_step) /* done before the checkpoint */
