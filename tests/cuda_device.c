@@ -52,6 +52,10 @@ static void a_device_says_what_it_is(void **state)
     assert_true(gpu->fixed_rows);
     assert_true(strlen(gpu->name) > 0);
     assert_true(gpu->context_bytes > 0);
+    int direct = -1, others = -1;
+    device_cuda_peers(0, &direct, &others);
+    assert_int_equal(others, device_cuda_count() - 1);
+    assert_in_range(direct, 0, others);
     struct device *fp32 = NULL;
     assert_ok(device_open(&fp32, DEVICE_AUTO, PRECISION_FP32, 0, 1));
     assert_int_equal(fp32->param_dtype, DTYPE_F32);
@@ -63,12 +67,15 @@ static void memory_is_aligned_zeroed_and_accounted(void **state)
     (void)state;
     NEEDS_GPU();
     const size_t bytes = (size_t)256 << 20;
-    size_t before = 0, during = 0, after = 0;
+    size_t before = 0, during = 0, after = 0, free_before = 0, free_during = 0;
     void *memory = NULL, *nothing = &nothing;
     unsigned char host[64];
     memset(host, 1, sizeof host);
     assert_ok(device_memory_used(gpu, &before));
+    assert_ok(device_memory_free(gpu, &free_before));
     assert_ok(device_alloc(gpu, &memory, bytes));
+    assert_ok(device_memory_free(gpu, &free_during));
+    assert_true(free_before - free_during >= bytes);
     assert_int_equal((uintptr_t)memory % ARENA_ALIGN, 0);
     assert_ok(device_memory_used(gpu, &during));
     assert_true(during - before >= bytes);
@@ -108,6 +115,12 @@ static void copies_and_fills_arrive(void **state)
     assert_ok(device_copy(s, back, twin, N));
     assert_ok(stream_sync(s));
     memset(in + 5, 0xAB, 1000);
+    assert_memory_equal(in, back, N);
+    /* A kernel fills little; this much is the driver's. */
+    assert_ok(device_fill(s, (char *)twin + 3, 0xCD, N - 10));
+    assert_ok(device_copy(s, back, twin, N));
+    assert_ok(stream_sync(s));
+    memset(in + 3, 0xCD, N - 10);
     assert_memory_equal(in, back, N);
     device_free(gpu, &twin);
     device_free(gpu, &device_memory);
