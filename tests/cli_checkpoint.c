@@ -273,6 +273,8 @@ static void eval_says_what_is_wrong(void **state)
     expect(1, NULL, "nowhere.json: No such file");
     RUN("eval", "--model", at("nowhere"), "--data", at("eval.json"));
     expect(1, NULL, "nowhere/config.json: No such file");
+    RUN("eval", "--checkpoint", at("base"), "--data", at("eval.json"));
+    expect(2, NULL, "base: is neither a checkpoint, as RUN/checkpoints/step-00000100");
     RUN("eval", "--model", at(last), "--data", at("eval.json"), "--device", "tpu");
     expect(2, NULL, "train.device: expected auto, cpu or cuda, found \"tpu\"");
     RUN("eval", "--model", at(last), "--data", at("eval.json"), "--vocab", at("train.json"));

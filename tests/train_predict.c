@@ -261,7 +261,9 @@ static void bad_arguments_name_the_option(void **state)
         {{"--model", f->model, "--question", "q", "--context", "c\xFF"},
          ST_CORRUPT,
          "--context: the text is not UTF-8"},
-        {{"--model", f->scratch.dir, "--question", "q", "--context", "c"}, ST_IO, "config.json"},
+        {{"--model", f->scratch.dir, "--question", "q", "--context", "c"},
+         ST_INVALID,
+         "nor a Hugging Face folder"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         assert_fails(predict(f, &text, cases[i].options), cases[i].st, cases[i].message);

@@ -37,8 +37,22 @@ static enum status find_vocab(char path[CONFIG_TEXT_BYTES], const char *dir, con
     return ST_OK;
 }
 
+/* A folder that is there, and neither kind: that of a run, for example. */
+static enum status check_kind(const char *dir)
+{
+    char path[CONFIG_TEXT_BYTES];
+    TRY(path_join(path, sizeof path, dir, "config.json"));
+    if (access(dir, F_OK) != 0 || access(path, F_OK) == 0)
+        return ST_OK;
+    return FAIL(INVALID,
+                "%s: is neither a checkpoint, as RUN/checkpoints/step-00000100 (no manifest.json), "
+                "nor a Hugging Face folder, as RUN/model (no config.json)",
+                dir);
+}
+
 static enum status from_folder(struct run_config *config, const char *dir, const char *vocab)
 {
+    TRY(check_kind(dir));
     TRY(model_config_read(config, dir));
     TRY(check_head(dir));
     config->data.max_length =
