@@ -6,9 +6,10 @@
  *
  * Steps of a card, where streams overlap: what each instruction took of the card for itself, by
  * what ran beside it, and the pause before it must give the recorded step again. The pauses are
- * those of a traced step: two timers stand between instructions. Without them, the time line of the
- * recorded instructions is what the card's rates must predict, within 10% too; h200.yaml beside
- * them has those that tessera calibrate measured with the same program.
+ * those of a traced step: two timers stand between instructions. Without them, and without the time
+ * that a timer itself takes, the time line of the recorded instructions is what the card's rates
+ * must predict, within 10% too; h200.yaml beside them has those that tessera calibrate measured
+ * with the same program.
  */
 #include <math.h>
 #include <stdio.h>
@@ -148,7 +149,7 @@ static double end_of(const struct card_step *c, int i)
     return c->begin_us[i] + c->us[i];
 }
 
-/* Microseconds in which @i ran, each divided by all that ran then: no collectives, one rank. */
+/* Microseconds in which @i ran, each divided by all that ran then: one rank has no collectives. */
 static double alone_us(const struct card_step *c, const struct program *p, int i)
 {
     double at = c->begin_us[i], sum = 0;
@@ -182,14 +183,20 @@ static double pause_us(const struct card_step *c, const struct program *p, int i
     return c->begin_us[i] > ready ? c->begin_us[i] - ready : 0;
 }
 
+/* What a traced instruction takes that does nothing: REDUCE and GATHER of the traces of stage 0,
+ * where all is in its place. */
+static const double TIMER_US = 2.2;
+
 static double replay_ms(const struct card_step *c, const struct program *p, bool with_pauses)
 {
     static struct simulate_span spans[MAX_INSTRS];
     struct simulate_result result;
     struct simulate_work work[MAX_INSTRS];
-    for (int i = 0; i < p->instr_count; i++)
+    for (int i = 0; i < p->instr_count; i++) {
+        double alone = alone_us(c, p, i), timer = with_pauses ? 0 : TIMER_US;
         work[i] = (struct simulate_work){with_pauses ? pause_us(c, p, i) * 1e-6 : 0,
-                                         alone_us(c, p, i) * 1e-6, false};
+                                         (alone > timer ? alone - timer : 0) * 1e-6, false};
+    }
     simulate_run(&result, spans, p, work, 0);
     return result.seconds * 1e3;
 }
@@ -230,8 +237,9 @@ static void simulate_card(struct card_times *times, const struct card_step *c,
 
 static void recorded_steps_of_a_card_come_out_within_a_tenth(void **state)
 {
-    static const char *const names[] = {"h200-base-8", "h200-base-10", "h200-large-8",
-                                        "h200-large-10", "h200-small-8"};
+    static const char *const names[] = {"h200-base-8-stage0",   "h200-base-8-stage3",
+                                        "h200-large-16-stage0", "h200-large-16-stage3",
+                                        "h200-small-4-stage0",  "h200-small-4-stage3"};
     (void)state;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         static struct recording r;
@@ -242,7 +250,8 @@ static void recorded_steps_of_a_card_come_out_within_a_tenth(void **state)
         print_message("%s: recorded %.3f ms, simulated %.3f; without pauses %.3f, predicted %.3f\n",
                       names[i], c.step_us * 1e-3, t.with_pauses, t.without, t.predicted);
         assert_true(fabs(t.with_pauses / c.step_us * 1e3 - 1) < 0.1);
-        if (strstr(names[i], "small") == NULL) /* narrower than any block that was measured */
+        /* Latency is all of the small one, also what traces add; train_forecast.c has its steps. */
+        if (strstr(names[i], "small") == NULL)
             assert_true(fabs(t.predicted / t.without - 1) < 0.1);
     }
 }
