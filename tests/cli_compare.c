@@ -144,6 +144,26 @@ static void planned_bytes_are_those_of_plan(void **state)
     json_decref(root);
 }
 
+/* A run of its own, in which each buffer is allocated and freed, has the bytes of the plan. */
+static void bytes_that_were_counted_by_category_are_those_of_the_plan(void **state)
+{
+    const json_t *r = NULL;
+    size_t i;
+    (void)state;
+    json_t *root = load("cmp/compare.json");
+    json_array_foreach(json_object_get(root, "runs"), i, r)
+    {
+        const json_t *planned = json_object_get(r, "planned_bytes"),
+                     *counted = json_object_get(r, "counted_bytes");
+        assert_true(json_is_object(json_object_get(counted, "at_peak")));
+        assert_true(
+            json_equal(json_object_get(counted, "at_peak"), json_object_get(planned, "at_peak")));
+        assert_true(
+            json_equal(json_object_get(counted, "own_max"), json_object_get(planned, "own_max")));
+    }
+    json_decref(root);
+}
+
 /* What comes with it are threads, BLAS and the C library: constant, and small. */
 static void the_process_grows_by_what_was_planned(void **state)
 {
@@ -401,6 +421,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_combination_is_a_row_with_identical_losses),
         cmocka_unit_test(planned_bytes_are_those_of_plan),
+        cmocka_unit_test(bytes_that_were_counted_by_category_are_those_of_the_plan),
         cmocka_unit_test(the_process_grows_by_what_was_planned),
         cmocka_unit_test(csv_has_a_line_a_run_with_as_many_fields_as_names),
         cmocka_unit_test(the_page_holds_plan_time_line_and_losses_of_every_run),

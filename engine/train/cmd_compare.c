@@ -68,8 +68,9 @@ static const char *const settings[] = {
     "output.model=false",
 };
 
+/* @counting: memory, in a run of its own. */
 static void add_all(struct arguments *a, const struct request *q, const struct run_result *r,
-                    const char *dir)
+                    const char *dir, bool counting)
 {
     add(a, "tessera");
     add(a, "train");
@@ -84,8 +85,12 @@ static void add_all(struct arguments *a, const struct request *q, const struct r
         add(a, "--zero-stage=auto");
     else
         add(a, "--zero-stage=%" PRId64, r->zero_stage);
-    add(a, "--steps=%" PRId64, q->steps);
+    add(a, "--steps=%" PRId64, q->steps); /* also to count: the plan is for the longest batch */
     add(a, "--output-dir=%s", dir);
+    if (counting) {
+        add(a, "--count-memory");
+        return;
+    }
     /* The last step is the traced one: it does not count for speed. */
     add(a, "--trace=%s/trace.json", dir);
     add(a, "--trace-step=%" PRId64, q->steps);
@@ -134,37 +139,65 @@ static void say_failed(struct run_result *r, int state, const char *log)
         snprintf(r->reason, sizeof r->reason, "exit code %d (%.900s)", WEXITSTATUS(state), log);
 }
 
-/* Run one combination once. A failure of it is no failure here. */
-static enum status run_once(struct run_result *r, const struct request *q, const char *dir)
+/* Run this program again and wait. @state: as waitpid() has it. */
+static enum status run_process_again(int *state, const struct request *q,
+                                     const struct run_result *r, const char *dir, const char *log,
+                                     bool counting)
 {
-    char log[1200];
     struct arguments *a = NULL;
-    int state = 0;
     TRY(file_make_dirs(dir));
-    TRY(path_join(log, sizeof log, dir, "log.txt"));
     TRY(mem_alloc(&a, sizeof *a));
-    add_all(a, q, r, dir);
+    add_all(a, q, r, dir, counting);
     pid_t parent = getpid(), child = fork();
     if (child == 0)
         become(a, log, parent);
     mem_free(&a);
     if (child < 0)
         return FAIL(SYSTEM, "cannot start a process: %s", strerror(errno));
-    while (waitpid(child, &state, 0) < 0)
+    while (waitpid(child, state, 0) < 0)
         if (errno != EINTR)
             return FAIL(SYSTEM, "cannot wait for a process: %s", strerror(errno));
-    if (WIFEXITED(state) && WEXITSTATUS(state) == 0) {
-        struct run_result asked = *r;
-        enum status st = run_result_read(r, dir);
-        snprintf(r->name, sizeof r->name, "%s", asked.name);
-        if (asked.zero_stage == ZERO_STAGE_AUTO)
-            snprintf(r->name + strlen(r->name), sizeof r->name - strlen(r->name), " (%" PRId64 ")",
-                     r->zero_stage);
-        return st;
-    }
-    if (WIFEXITED(state) && WEXITSTATUS(state) == 127)
+    if (WIFEXITED(*state) && WEXITSTATUS(*state) == 127)
         return FAIL(SYSTEM, "cannot start this program again, or write %s", log);
-    say_failed(r, state, log);
+    return ST_OK;
+}
+
+static bool is_well(int state)
+{
+    return WIFEXITED(state) && WEXITSTATUS(state) == 0;
+}
+
+/* Run one combination once. A failure of it is no failure here. */
+static enum status run_once(struct run_result *r, const struct request *q, const char *dir)
+{
+    char log[1200];
+    int state = 0;
+    TRY(path_join(log, sizeof log, dir, "log.txt"));
+    TRY(run_process_again(&state, q, r, dir, log, false));
+    if (!is_well(state)) {
+        say_failed(r, state, log);
+        return ST_OK;
+    }
+    struct run_result asked = *r;
+    enum status st = run_result_read(r, dir);
+    snprintf(r->name, sizeof r->name, "%s", asked.name);
+    if (asked.zero_stage == ZERO_STAGE_AUTO)
+        snprintf(r->name + strlen(r->name), sizeof r->name - strlen(r->name), " (%" PRId64 ")",
+                 r->zero_stage);
+    return st;
+}
+
+/* The bytes of each category, as the same steps allocate and free them. Where that fails (it needs
+ * more memory than an arena) they are not known. */
+static enum status count_once(struct run_result *r, const struct request *q, const char *dir)
+{
+    char log[1200];
+    int state = 0;
+    TRY(path_join(log, sizeof log, dir, "log.txt"));
+    TRY(run_process_again(&state, q, r, dir, log, true));
+    if (is_well(state))
+        return run_result_count(r, dir);
+    log_warn("compare", "%s: its memory was not counted, see %s", r->name, log);
     return ST_OK;
 }
 
@@ -176,26 +209,30 @@ static void say_stage(char out[24], int64_t stage)
         snprintf(out, 24, "%" PRId64, stage);
 }
 
+/* Where a combination's runs go. @part: "repeat-1". */
+static enum status name_folder(char dir[900], const struct request *q, const struct run_result *r,
+                               const char *part)
+{
+    char stage[24];
+    say_stage(stage, r->zero_stage);
+    int n = snprintf(dir, 900, "%s/ranks-%" PRId64 "-stage-%s-batch-%" PRId64 "/%s", q->dir,
+                     r->ranks, stage, r->micro_batch, part);
+    return n < 900 ? ST_OK : FAIL(INVALID, "--output-dir: the name is too long");
+}
+
 /* All repeats of a combination; the first that fails is what counts. */
 static enum status run_repeats(struct run_result *r, const struct request *q)
 {
-    char dir[900];
+    char dir[900], part[32];
     struct run_result *repeats = NULL;
+    struct run_result asked = *r;
     enum status st = ST_OK;
     TRY(mem_alloc(&repeats, sizeof *repeats * (size_t)q->repeat));
     for (int i = 0; i < q->repeat; i++) {
         repeats[i] = *r;
-        char stage[24];
-        say_stage(stage, r->zero_stage);
-        int n =
-            snprintf(dir, sizeof dir, "%s/ranks-%" PRId64 "-stage-%s-batch-%" PRId64 "/repeat-%d",
-                     q->dir, r->ranks, stage, r->micro_batch, i + 1);
-        if (n >= (int)sizeof dir)
-            st = FAIL(INVALID, "--output-dir: the name is too long");
-        else
-            st = run_once(&repeats[i], q, dir);
-        if (st != ST_OK)
-            goto out;
+        snprintf(part, sizeof part, "repeat-%d", i + 1);
+        TRY_GOTO(st, out, name_folder(dir, q, r, part));
+        TRY_GOTO(st, out, run_once(&repeats[i], q, dir));
         if (repeats[i].reason[0] != '\0') {
             snprintf(r->reason, sizeof r->reason, "%s", repeats[i].reason);
             goto out;
@@ -204,6 +241,8 @@ static enum status run_repeats(struct run_result *r, const struct request *q)
     run_result_median(repeats, (int)q->repeat);
     *r = repeats[0];
     memset(&repeats[0], 0, sizeof repeats[0]); /* moved */
+    TRY_GOTO(st, out, name_folder(dir, q, &asked, "counted"));
+    st = count_once(r, q, dir);
 out:
     for (int i = 0; i < q->repeat; i++)
         run_result_release(&repeats[i]);

@@ -28,7 +28,7 @@ static const struct shorthand shorthands[] = {
     {"resume", "checkpoint.resume", "latest|DIR", "go on from a checkpoint"},
 };
 
-enum { SHORTHANDS = sizeof shorthands / sizeof *shorthands, OWN_OPTIONS = 8 };
+enum { SHORTHANDS = sizeof shorthands / sizeof *shorthands, OWN_OPTIONS = 9 };
 
 struct train_arguments {
     const char *config;
@@ -36,6 +36,7 @@ struct train_arguments {
     bool padded, resume_or_start, export_best;
     struct trace_request trace;
     int64_t profile_steps;
+    bool count_memory;
     const char *values[SHORTHANDS];
 };
 
@@ -118,6 +119,11 @@ enum status cmd_train(int argc, char **argv)
          .help = "N steps after a warm-up op by op: a table, and OUTPUT/profile.json",
          .min = 1,
          .max = 1e15},
+        {.name = "count-memory",
+         .kind = OPTION_FLAG,
+         .value = &args.count_memory,
+         .help = "allocate each buffer when its life begins, free it when it ends, and count: "
+                 "counted_bytes of OUTPUT/summary.json; slow"},
     };
     for (int i = 0; i < SHORTHANDS; i++)
         options[OWN_OPTIONS + i] = (struct option){.name = shorthands[i].option,
@@ -146,7 +152,10 @@ enum status cmd_train(int argc, char **argv)
     /* Ranks that somebody else started must be as many as were asked for; 1 is the default. */
     int ranks_asked = config.train.ranks > 1 ? (int)config.train.ranks : 0;
     start_times_part(&start, "config");
-    struct run_options how = {
-        .trace = args.trace, .profile_steps = args.profile_steps, .start = &start};
+    config.train.graphs &= !args.count_memory; /* a captured step allocates nothing */
+    struct run_options how = {.executor.heap = args.count_memory,
+                              .trace = args.trace,
+                              .profile_steps = args.profile_steps,
+                              .start = &start};
     return run_launch(&config, &how, ranks_asked, argv - 1 /* main's */);
 }

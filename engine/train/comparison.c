@@ -80,6 +80,14 @@ static void print_categories(const struct comparison *c,
     print_columns(c, columns, CATEGORY_COUNT, false);
 }
 
+static bool is_counted(const struct comparison *c)
+{
+    bool counted = false;
+    for (int i = 0; i < c->count; i++)
+        counted |= comparison_ran(&c->runs[i]) && isfinite(c->runs[i].counted_at_peak[0]);
+    return counted;
+}
+
 void comparison_print(const struct comparison *c)
 {
     out("Memory of a rank in MiB: planned, and measured as %s\n",
@@ -90,6 +98,14 @@ void comparison_print(const struct comparison *c)
     print_categories(c, comparison_at_peak);
     out("\nEach category's own maximum (MiB)\n");
     print_categories(c, comparison_own_max);
+    if (is_counted(c)) {
+        out("\nMeasured by category, at the instant of the peak (MiB): each buffer allocated where "
+            "its "
+            "life begins, and freed\n");
+        print_categories(c, comparison_counted_at_peak);
+        out("\nMeasured, each category's own maximum (MiB)\n");
+        print_categories(c, comparison_counted_own_max);
+    }
     out("\nSpeed of all ranks together, and where the time of rank 0 goes (shares of the traced "
         "step)\n");
     print_columns(c, comparison_speed, COMPARISON_SPEED, true);
@@ -155,6 +171,8 @@ static void csv_line(struct text_buffer *t, const struct comparison_row *row)
     csv_columns(t, row, comparison_memory, COMPARISON_MEMORY);
     csv_categories(t, row, "peak", comparison_at_peak);
     csv_categories(t, row, "max", comparison_own_max);
+    csv_categories(t, row, "counted_peak", comparison_counted_at_peak);
+    csv_categories(t, row, "counted_max", comparison_counted_own_max);
     csv_columns(t, row, comparison_speed, COMPARISON_SPEED);
     text_put(t, row == NULL ? ",reason\n" : ",");
     if (row == NULL)

@@ -9,12 +9,14 @@
  *     compare.json   {"config":..,"steps":..,"repeat":..,"runs":[{"name":..,"ranks":..,
  *                      "zero_stage":..,"micro_batch":..,"grad_accum":..,"status":"ok",
  *                      "planned_bytes":{"total","live_peak","at_peak":{..},"own_max":{..}},
+ *                      "counted_bytes":{"at_peak":{..},"own_max":{..}} or null,
  *                      "measured_bytes":..,"measured_by":"process","ratio":..,
  *                      "sequences_per_s","tokens_per_s","step_ms","speed_up":..,
  *                      "split_ms":{"compute","optimizer","exposed_communication","idle","data",
  *                      "hidden_communication"},"losses":"identical","first_difference":null}, ...]}
  *                    a run that failed: "status":"failed","reason":".."; what is not known is null
- *     compare.csv    a line a run, the same names; bytes by category as peak_NAME and max_NAME
+ *     compare.csv    a line a run, the same names; bytes by category as peak_NAME, max_NAME
+ *                    and, as counted, counted_peak_NAME and counted_max_NAME
  *     report.html    all of it with charts; opens offline (engine/train/report.html)
  */
 #ifndef ENGINE_TRAIN_COMPARISON_H

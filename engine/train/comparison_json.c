@@ -48,6 +48,14 @@ static void put_measurements(json_t *o, const struct comparison_row *row)
     json_object_set_new(bytes, "at_peak", categories_json(r->at_peak));
     json_object_set_new(bytes, "own_max", categories_json(r->own_max));
     json_object_set_new(o, "planned_bytes", bytes);
+    if (isfinite(r->counted_at_peak[0])) {
+        json_t *counted = json_object();
+        json_object_set_new(counted, "at_peak", categories_json(r->counted_at_peak));
+        json_object_set_new(counted, "own_max", categories_json(r->counted_own_max));
+        json_object_set_new(o, "counted_bytes", counted);
+    } else {
+        json_object_set_new(o, "counted_bytes", json_null());
+    }
     put_real(o, "measured_bytes", r->measured_bytes);
     json_object_set_new(o, "measured_by", json_string(r->on_card ? "card" : "process"));
     if (r->card != NULL)

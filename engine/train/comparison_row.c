@@ -70,6 +70,16 @@ double comparison_at_peak(const struct comparison_row *row, int index)
     return row->r->at_peak[index];
 }
 
+double comparison_counted_at_peak(const struct comparison_row *row, int index)
+{
+    return row->r->counted_at_peak[index];
+}
+
+double comparison_counted_own_max(const struct comparison_row *row, int index)
+{
+    return row->r->counted_own_max[index];
+}
+
 double comparison_own_max(const struct comparison_row *row, int index)
 {
     return row->r->own_max[index];

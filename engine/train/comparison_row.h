@@ -39,6 +39,8 @@ struct comparison_row comparison_row_of(const struct comparison *c, const struct
 /** Bytes of category @index, and milliseconds of part @index of the traced step. */
 double comparison_at_peak(const struct comparison_row *row, int index);
 double comparison_own_max(const struct comparison_row *row, int index);
+double comparison_counted_at_peak(const struct comparison_row *row, int index);
+double comparison_counted_own_max(const struct comparison_row *row, int index);
 double comparison_part_ms(const struct comparison_row *row, int index);
 
 /** What is no part of the step; @index is not read. */

@@ -1,5 +1,7 @@
 #include "engine/train/executor.h"
 
+#include <string.h>
+
 #include "engine/train/executor_turn.h"
 #include "engine/train/progress.h"
 
@@ -39,6 +41,21 @@ static enum status issue_marked(struct turn *t, int index, struct stream *s)
     return trace_end(ex->trace, index, s, is_collective(in->op) && done->complete != NULL);
 }
 
+/* What lives now, with a heap. */
+static void count_memory(struct executor *ex)
+{
+    struct counted_memory *c = &ex->counted;
+    size_t all = 0;
+    for (int k = 0; k < CATEGORY_COUNT; k++) {
+        all += ex->live[k];
+        c->own_max[k] = ex->live[k] > c->own_max[k] ? ex->live[k] : c->own_max[k];
+    }
+    if (all <= c->peak_bytes)
+        return;
+    c->peak_bytes = all;
+    memcpy(c->at_peak, ex->live, sizeof c->at_peak);
+}
+
 static enum status step_instr(struct turn *t, int index)
 {
     struct executor *ex = t->ex;
@@ -55,6 +72,8 @@ static enum status step_instr(struct turn *t, int index)
         TRY(event_record(&t->events[index], s));
     else if (!ex->options.overlap)
         TRY(wait_for(t, &ex->device->streams[STREAM_COMPUTE], index));
+    if (ex->options.heap)
+        count_memory(ex);
     if (ex->options.on_instr != NULL)
         ex->options.on_instr(ex->options.context, t->program, index, ex->live);
     if (ex->options.heap || ex->options.poison)

@@ -39,6 +39,13 @@ struct executor_options {
     void *context;
 };
 
+/* With a heap: the most bytes that lived at an instruction so far, what they were, and the most of
+ * each category. */
+struct counted_memory {
+    size_t peak_bytes; /* 0: nothing was counted */
+    size_t at_peak[CATEGORY_COUNT], own_max[CATEGORY_COUNT];
+};
+
 struct executor {
     struct device *device; /* all borrowed */
     struct comm *comm;
@@ -65,6 +72,7 @@ struct executor {
     bool update_due;    /* late updates: the next turn's are not skipped */
     bool issue_all;     /* set around a run: what was captured is issued all the same */
     size_t live[CATEGORY_COUNT];
+    struct counted_memory counted;
 };
 
 /**

@@ -81,14 +81,16 @@ static enum status heap_begin(struct turn *t, int buffer)
     struct executor *ex = t->ex;
     const struct buffer *b = &t->program->buffers[buffer];
     void **slot = address_slot(ex, t->program, buffer);
+    struct stream *s = &ex->device->streams[STREAM_COMPUTE];
     ASSERT(*slot == NULL);
-    mem_unseal(); /* the one place that allocates in a step, and only for proofs */
+    mem_unseal(); /* the one place that allocates in a step, and only to prove and to count */
     enum status st = device_alloc(ex->device, slot, b->bytes);
     mem_seal();
     TRY(st);
     ex->live[b->category] += b->bytes;
-    /* Unwritten memory must show: NaN in fp32 and bf16. */
-    return device_fill(&ex->device->streams[STREAM_COMPUTE], *slot, 0xFF, b->bytes);
+    /* Unwritten memory must show: NaN in fp32 and bf16. Another stream may write first. */
+    TRY(device_fill(s, *slot, 0xFF, b->bytes));
+    return stream_sync(s);
 }
 
 /* All that read or wrote the buffer, peers included, have done so. */

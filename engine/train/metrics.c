@@ -220,6 +220,12 @@ enum status metrics_finish(struct metrics *m, const struct account *account, int
     put_bytes(&rec, "at_peak", account->at_peak);
     put_bytes(&rec, "own_max", account->own_max);
     record_put(&rec, "}");
+    if (m->counted.peak_bytes > 0) {
+        record_put(&rec, ",\"counted_bytes\":{\"peak\":%zu", m->counted.peak_bytes);
+        put_bytes(&rec, "at_peak", m->counted.at_peak);
+        put_bytes(&rec, "own_max", m->counted.own_max);
+        record_put(&rec, "}");
+    }
     if (m->card.all > 0)
         record_put(
             &rec,

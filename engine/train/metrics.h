@@ -15,6 +15,7 @@
 
 #include "engine/base/config.h"
 #include "engine/ops/step.h"
+#include "engine/train/executor.h"
 #include "engine/train/metrics_log.h"
 #include "engine/train/start_times.h"
 #include "shard/account.h"
@@ -69,6 +70,7 @@ struct metrics {
     struct start_times start;      /* count is 0 where nobody asked */
     struct card_memory card;       /* all is 0 where there is no card */
     struct process_memory process; /* before is 0 where there is one */
+    struct counted_memory counted; /* of rank 0 */
 };
 
 /** metrics_open() - create the output folder. What an earlier run left in it stays as it is until

@@ -116,6 +116,7 @@ static enum status finish(struct trainer *t, enum status st)
              st == ST_INTERRUPTED   ? "signal"
              : t->stop & STOP_EARLY ? "early stop"
                                     : "complete");
+    t->metrics->counted = t->executor.counted;
     enum status written =
         metrics_finish(t->metrics, &t->account, t->comm->world_size, t->device->name, ended);
     if (written != ST_OK)

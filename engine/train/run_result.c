@@ -30,6 +30,28 @@ static int64_t whole_number(const json_t *object, const char *key)
 
 /* ---- summary.json ---- */
 
+/* NAN for what is not there. */
+static void take_counted(struct run_result *r, const json_t *summary)
+{
+    const json_t *counted = json_object_get(summary, "counted_bytes");
+    for (int c = 0; c < CATEGORY_COUNT; c++) {
+        const char *name = category_name((enum category)c);
+        r->counted_at_peak[c] = number(json_object_get(counted, "at_peak"), name);
+        r->counted_own_max[c] = number(json_object_get(counted, "own_max"), name);
+    }
+}
+
+enum status run_result_count(struct run_result *r, const char *dir)
+{
+    char path[1200];
+    json_t *root = NULL;
+    TRY(path_join(path, sizeof path, dir, "summary.json"));
+    TRY(json_file_read(&root, path, NULL));
+    take_counted(r, root);
+    json_decref(root);
+    return ST_OK;
+}
+
 static enum status read_summary(struct run_result *r, const char *dir)
 {
     char path[1200];
@@ -46,6 +68,7 @@ static enum status read_summary(struct run_result *r, const char *dir)
         r->at_peak[c] = number(json_object_get(bytes, "at_peak"), name);
         r->own_max[c] = number(json_object_get(bytes, "own_max"), name);
     }
+    take_counted(r, root);
     r->ranks = whole_number(root, "world_size");
     r->zero_stage = whole_number(root, "zero_stage"); /* also of a run that found it itself */
     enum status st = ST_OK;

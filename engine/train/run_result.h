@@ -28,6 +28,7 @@ struct run_result {
     int64_t ranks, zero_stage, micro_batch, grad_accum;
     double planned_bytes, live_peak_bytes;
     double at_peak[CATEGORY_COUNT], own_max[CATEGORY_COUNT];
+    double counted_at_peak[CATEGORY_COUNT], counted_own_max[CATEGORY_COUNT]; /* NAN: not counted */
     double measured_bytes; /* of a rank; NAN: not known */
     bool on_card;          /* measured is what the driver says; else growth of the process */
     double sequences_per_s, tokens_per_s, step_ms; /* of all ranks together; NAN: no steps */
@@ -51,6 +52,9 @@ struct run_result {
  */
 MUST_CHECK enum status run_result_read(struct run_result *r, const char *dir);
 void run_result_release(struct run_result *r);
+
+/** run_result_count() - take the counted bytes of the run in @dir, trained with --count-memory. */
+MUST_CHECK enum status run_result_count(struct run_result *r, const char *dir);
 
 /** run_result_median() - put the medians of @count runs into the first one's measured values. */
 void run_result_median(struct run_result *runs, int count);
