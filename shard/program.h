@@ -138,7 +138,8 @@ enum {
     SHARED_REPORT,
     SHARED_REPORTS,
     SHARED_WORKSPACE,
-    SHARED_UPDATE_WORKSPACE /* of the update stream */
+    SHARED_UPDATE_WORKSPACE, /* of the update stream */
+    SHARED_SIDE_WORKSPACE    /* of what BACKWARD runs beside itself */
 };
 
 enum instr_flag {
@@ -210,7 +211,7 @@ struct program_spec {
     enum dtype param_dtype;    /* fp32: the parameters are the master weights */
     struct micro_bytes train, evaluate;
     size_t batch_bytes, evaluate_batch_bytes, state_bytes, report_bytes, workspace_bytes;
-    size_t update_workspace_bytes;
+    size_t update_workspace_bytes, side_workspace_bytes;
     size_t staging_bytes; /* memory of the communicator's own (comm/comm.h); 0: none */
 };
 

@@ -155,6 +155,8 @@ void builder_list_shared(struct builder *b)
     b->workspace = persistent(b, CATEGORY_WORKSPACE, DTYPE_F32, -1, spec->workspace_bytes);
     b->update_workspace =
         persistent(b, CATEGORY_WORKSPACE, DTYPE_F32, -1, spec->update_workspace_bytes);
+    b->side_workspace =
+        persistent(b, CATEGORY_WORKSPACE, DTYPE_F32, -1, spec->side_workspace_bytes);
     b->p->staging = BUFFER_NONE;
     if (spec->staging_bytes > 0)
         b->p->staging = persistent(b, CATEGORY_WORKSPACE, DTYPE_F32, -1, spec->staging_bytes);

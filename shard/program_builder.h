@@ -37,7 +37,7 @@ struct builder {
     bool params_sharded, state_sharded, per_micro_batch, late;
     enum status st;    /* the first failure; later calls do nothing */
     struct instr sink; /* where operands go after a failure; never read */
-    int batch, state, report, reports, workspace, update_workspace;
+    int batch, state, report, reports, workspace, update_workspace, side_workspace;
     struct pool pool;
     /* per unit */
     int *param; /* whole flat parameter, now */

@@ -215,6 +215,21 @@ static void linear(void **state)
     twin_group_each(state, linear_cases);
 }
 
+static int report_values(double *values, const void *host)
+{
+    struct step_report r;
+    memcpy(&r, host, sizeof r);
+    const double v[] = {r.loss_sum,       r.squared_norm, (double)r.sequences, (double)r.tokens,
+                        (double)r.finite, (double)r.stop, (double)r.signal,    (double)r.step};
+    memcpy(values, v, sizeof v);
+    return (int)(sizeof v / sizeof *v);
+}
+
+static struct step_report *report_of(struct twins *w, struct twin report)
+{
+    return ON(w, report).data;
+}
+
 /* ---- embedding ------------------------------------------------------------------------------ */
 
 /* A table split in two parts; the second writes its rows only. */
@@ -242,15 +257,27 @@ static void embedding_case(struct twins *w, int batch, int channels)
                                 ON_BATCH(w, b)));
     twins_end(w);
 
-    for (int add = 0; add < 2; add++) {
-        twins_begin(w, "embedding_backward", "%s C=%d %s", batch_name[batch], channels,
-                    add ? "add" : "set");
+    for (int i = 0; i < 4; i++) {
+        bool add = i % 2, second = i / 2;
+        int64_t from = second ? first : 0, rows = second ? rest : first;
+        twins_begin(w, "embedding_backward", "%s C=%d part %d %s", batch_name[batch], channels,
+                    second + 1, add ? "add" : "set");
         twin_batch(w, b, spec);
         struct twin dout = twin_random(w, T, C, 1.0);
-        double *before = add ? op_random_f32(t, rest * C, 1.0) : NULL;
-        struct twin d = twin_output_f32(w, "dtable", rest, C, before, 64 * w->f);
+        double *before = add ? op_random_f32(t, rows * C, 1.0) : NULL;
+        struct twin d = twin_output_f32(w, "dtable", rows, C, before, 64 * w->f);
         TWINS_RUN(w, op_embedding_backward(ON_STREAM(w), ON(w, d), ON(w, dout), ON_BATCH(w, b),
-                                           first, add));
+                                           from, add));
+        twins_end(w);
+
+        static const struct step_report start = {.squared_norm = 0.25, .finite = 1};
+        twins_begin(w, "squared_norm_rows", "%s C=%d part %d", batch_name[batch], channels,
+                    second + 1);
+        twin_batch(w, b, spec);
+        struct twin g = twin_of_f32(w, op_random_f32(t, rows * C, 1.0), rows, C);
+        struct twin report = twin_struct(w, "report", &start, sizeof start, report_values, 1e-13);
+        TWINS_RUN(w, op_squared_norm_rows(ON_STREAM(w), report_of(w, report), ON(w, g),
+                                          ON_BATCH(w, b), from));
         twins_end(w);
     }
 }
@@ -462,21 +489,6 @@ static void dropout_alone(void **state)
 }
 
 /* ---- the head ------------------------------------------------------------------------------- */
-
-static int report_values(double *values, const void *host)
-{
-    struct step_report r;
-    memcpy(&r, host, sizeof r);
-    const double v[] = {r.loss_sum,       r.squared_norm, (double)r.sequences, (double)r.tokens,
-                        (double)r.finite, (double)r.stop, (double)r.signal,    (double)r.step};
-    memcpy(values, v, sizeof v);
-    return (int)(sizeof v / sizeof *v);
-}
-
-static struct step_report *report_of(struct twins *w, struct twin report)
-{
-    return ON(w, report).data;
-}
 
 static void span_case(struct twins *w, int batch, int64_t C, bool add)
 {
@@ -720,15 +732,9 @@ static void adamw(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(gelu),
-        cmocka_unit_test(linear),
-        cmocka_unit_test(embedding),
-        cmocka_unit_test(norm),
-        cmocka_unit_test(dropout_alone),
-        cmocka_unit_test(span),
-        cmocka_unit_test(reduce),
-        cmocka_unit_test(adamw),
-        cmocka_unit_test(report_and_agree),
+        cmocka_unit_test(gelu),  cmocka_unit_test(linear), cmocka_unit_test(embedding),
+        cmocka_unit_test(adamw), cmocka_unit_test(norm),   cmocka_unit_test(dropout_alone),
+        cmocka_unit_test(span),  cmocka_unit_test(reduce), cmocka_unit_test(report_and_agree),
     };
     return cmocka_run_group_tests(tests, group_open, twin_group_close);
 }

@@ -1,4 +1,6 @@
 /* engine/ops/embedding.h: look-up in a table that is split in parts. */
+#include <math.h>
+
 #include "tests/support/ops.h"
 
 enum { C = 19, V = 23, FIRST = 9 }; /* parts: rows 0..8 and 9..22 */
@@ -46,6 +48,58 @@ static void gradients_add_up_per_token(void **state)
     op_close("added", op_get(t, sum), before, n, 61 * 1.2e-7 * 4);
 }
 
+/* As padding_idx of PyTorch's nn.Embedding: [PAD] is token 0. */
+static void the_row_of_pad_gets_no_gradient(void **state)
+{
+    struct op_test *t = *state;
+    struct op_batch b;
+    op_mixed_batch(t, &b);
+    int64_t T = b.host.rows, n = FIRST * C;
+    bool met = false;
+    for (int64_t i = 0; i < T; i++)
+        met |= b.host.token[i] == 0;
+    assert_true(met);
+    double *before = op_random_f32(t, n, 1.0);
+    struct tensor dout = op_put_2d(t, op_random(t, T * C, 1.0), T, C);
+    struct tensor set = op_put_f32_2d(t, NULL, FIRST, C), sum = op_put_f32_2d(t, before, FIRST, C);
+    assert_ok(op_embedding_backward(t->s, set, dout, &b.q, 0, false));
+    assert_ok(op_embedding_backward(t->s, sum, dout, &b.q, 0, true));
+    op_same("set", op_get(t, set), op_zeros(t, C), C);
+    op_same("added", op_get(t, sum), before, C);
+}
+
+static void the_norm_of_rows_is_that_of_the_gradient(void **state)
+{
+    struct op_test *t = *state;
+    struct op_batch b;
+    op_mixed_batch(t, &b);
+    int64_t T = b.host.rows;
+    struct tensor dout = op_put_2d(t, op_random(t, T * C, 1.0), T, C);
+    for (int part = 0; part < 2; part++) {
+        int64_t first = part * FIRST, rows = part ? V - FIRST : FIRST;
+        struct tensor d = op_put_f32_2d(t, NULL, rows, C);
+        struct step_report r = {.squared_norm = 0.5, .finite = 1}, all, touched;
+        struct step_report *on_device = op_upload(t, &r, sizeof r);
+        assert_ok(op_embedding_backward(t->s, d, dout, &b.q, first, false));
+        assert_ok(op_squared_norm_rows(t->s, on_device, d, &b.q, first));
+        op_download(t, &touched, on_device, sizeof r);
+        on_device = op_upload(t, &r, sizeof r);
+        assert_ok(op_squared_norm(t->s, on_device, tensor_1d(d.data, DTYPE_F32, rows * C)));
+        op_download(t, &all, on_device, sizeof r);
+        assert_true(all.squared_norm > 1.0);
+        assert_true(fabs(all.squared_norm - touched.squared_norm) < 1e-12 * all.squared_norm);
+        assert_int_equal(touched.finite, 1);
+        float *bad = (float *)d.data + (b.host.token[0] - first) * C;
+        if (b.host.token[0] <= 0 || b.host.token[0] < first || b.host.token[0] >= first + rows)
+            continue;
+        const float nan = NAN;
+        assert_ok(device_copy(t->s, bad, &nan, sizeof nan));
+        assert_ok(op_squared_norm_rows(t->s, on_device, d, &b.q, first));
+        op_download(t, &touched, on_device, sizeof r);
+        assert_int_equal(touched.finite, 0);
+    }
+}
+
 static void b25_without_rows_the_gradient_is_zero(void **state)
 {
     struct op_test *t = *state;
@@ -63,6 +117,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(parts_of_a_split_table_fill_every_row),
         cmocka_unit_test(gradients_add_up_per_token),
+        cmocka_unit_test(the_row_of_pad_gets_no_gradient),
+        cmocka_unit_test(the_norm_of_rows_is_that_of_the_gradient),
         cmocka_unit_test(b25_without_rows_the_gradient_is_zero),
     };
     return OP_TESTS_RUN(tests);

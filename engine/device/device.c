@@ -131,6 +131,12 @@ enum status stream_wait(struct stream *s, struct event *e)
     return s->device->ops->stream_wait(s, e);
 }
 
+enum status stream_follow(struct stream *s, struct stream *first)
+{
+    TRY(event_record(&first->here, first));
+    return stream_wait(s, &first->here);
+}
+
 enum status event_wait(struct event *e)
 {
     TRY(event_complete(e));

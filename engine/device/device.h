@@ -35,17 +35,8 @@ enum stream_id {
     STREAM_REDUCE,
     STREAM_UPDATE,
     STREAM_COPY,
+    STREAM_SIDE, /* CUDA: what an instruction lets run beside itself (op_side_begin()) */
     STREAM_COUNT
-};
-
-struct stream {
-    struct device *device; /* borrowed */
-    enum stream_id id;
-    void *handle; /* cudaStream_t; NULL on the CPU */
-    /* Scratch memory of the ops issued on this stream; they use it one after the other. */
-    void *workspace; /* borrowed, device memory */
-    size_t workspace_bytes;
-    void *pending; /* CUDA: sums that engine/ops has yet to finish, owned by it (columns.cu) */
 };
 
 /* On the CPU a collective puts its completion here; done events have complete == NULL. */
@@ -55,6 +46,17 @@ struct event {
     enum status (*complete)(void *context, uint64_t ticket);
     void *context; /* borrowed */
     uint64_t ticket;
+};
+
+struct stream {
+    struct device *device; /* borrowed */
+    enum stream_id id;
+    void *handle; /* cudaStream_t; NULL on the CPU */
+    /* Scratch memory of the ops issued on this stream; they use it one after the other. */
+    void *workspace; /* borrowed, device memory */
+    size_t workspace_bytes;
+    struct event here; /* of stream_follow() */
+    void *pending;     /* CUDA: sums that engine/ops has yet to finish, owned by it (columns.cu) */
 };
 
 /* A moment on a stream. */
@@ -185,6 +187,8 @@ MUST_CHECK enum status event_open(struct device *device, struct event *e);
 void event_close(struct event *e);
 MUST_CHECK enum status event_record(struct event *e, struct stream *s);
 MUST_CHECK enum status stream_wait(struct stream *s, struct event *e);
+/** stream_follow() - what is issued on @s from now on runs behind all that was issued on @first. */
+MUST_CHECK enum status stream_follow(struct stream *s, struct stream *first);
 MUST_CHECK enum status event_wait(struct event *e);
 /** event_query() - is what stands before it done? Does not wait; not for events of collectives. */
 MUST_CHECK enum status event_query(const struct event *e, bool *done);

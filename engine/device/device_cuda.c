@@ -107,7 +107,7 @@ static enum status stream_open(struct stream *s)
     int priority = least;
     if (s->id == STREAM_GATHER || s->id == STREAM_REDUCE)
         priority = greatest;
-    else if (s->id == STREAM_COMPUTE && least - 1 > greatest)
+    else if ((s->id == STREAM_COMPUTE || s->id == STREAM_SIDE) && least - 1 > greatest)
         priority = least - 1;
     TRY(CUDA(cudaStreamCreateWithPriority(&handle, cudaStreamNonBlocking, priority)));
     s->handle = handle;
@@ -220,10 +220,19 @@ static bool idle(struct device *device)
     return true;
 }
 
+/* Memory of the device, or of the host and pinned. */
+static bool is_reached(const void *p)
+{
+    struct cudaPointerAttributes a;
+    return cudaPointerGetAttributes(&a, p) == cudaSuccess && a.devicePointer == p;
+}
+
 static enum status copy(struct stream *s, void *out, const void *in, size_t bytes)
 {
     if (bytes == 0)
         return ST_OK;
+    if (bytes <= COPY_KERNEL_BYTES && is_reached(out) && is_reached(in))
+        return copy_launch(s->handle, out, in, bytes);
     return CUDA(cudaMemcpyAsync(out, in, bytes, cudaMemcpyDefault, stream_of(s)));
 }
 
@@ -333,8 +342,10 @@ static void close_device(struct device *device)
 {
     if (device->library != NULL)
         ops_cuda_close(device);
-    for (int i = 0; i < STREAM_COUNT; i++)
+    for (int i = 0; i < STREAM_COUNT; i++) {
+        close_event(&device->streams[i].here);
         stream_close(&device->streams[i]);
+    }
     free_host(device, device->progress);
     mem_free(&device);
 }
@@ -426,6 +437,7 @@ static enum status set_up(struct device *device)
         device->streams[i].device = device;
         device->streams[i].id = (enum stream_id)i;
         TRY(stream_open(&device->streams[i]));
+        TRY(open_event(device, &device->streams[i].here));
     }
     void *words = NULL;
     TRY(CUDA(cudaDeviceGetPCIBusId(device->bus_id, sizeof device->bus_id, device->index)));

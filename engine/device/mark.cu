@@ -33,3 +33,24 @@ enum status fill_launch(void *stream, void *out, int byte, size_t bytes)
                                                                    bytes);
     return CUDA(cudaGetLastError());
 }
+
+/* Thread t of all: element t. */
+template <typename E> static __global__ void copy_kernel(E *out, const E *in, size_t count)
+{
+    size_t i = blockIdx.x * (size_t)FILL_THREADS + threadIdx.x;
+    if (i < count)
+        out[i] = in[i];
+}
+
+enum status copy_launch(void *stream, void *out, const void *in, size_t bytes)
+{
+    cudaStream_t s = (cudaStream_t)stream;
+    bool packs = ((uintptr_t)out | (uintptr_t)in | bytes) % sizeof(uint4) == 0;
+    size_t count = packs ? bytes / sizeof(uint4) : bytes;
+    unsigned blocks = (unsigned)((count + FILL_THREADS - 1) / FILL_THREADS);
+    if (packs)
+        copy_kernel<<<blocks, FILL_THREADS, 0, s>>>((uint4 *)out, (const uint4 *)in, count);
+    else
+        copy_kernel<<<blocks, FILL_THREADS, 0, s>>>((char *)out, (const char *)in, count);
+    return CUDA(cudaGetLastError());
+}

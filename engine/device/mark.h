@@ -1,5 +1,6 @@
 /*
- * engine/device/mark.h - small kernels of the device: a mark, a short fill. For device_cuda.c.
+ * engine/device/mark.h - small kernels of the device: a mark, a short fill or copy. For
+ * device_cuda.c.
  */
 #ifndef ENGINE_DEVICE_MARK_H
 #define ENGINE_DEVICE_MARK_H
@@ -20,6 +21,13 @@ enum { FILL_KERNEL_BYTES = 64 * 1024 };
 /** fill_launch() - @bytes at @out, at most FILL_KERNEL_BYTES, become @byte. In a graph the kernel
  * behind a node of cudaMemset() begins 4 us after it, behind another kernel 1 us. */
 MUST_CHECK enum status fill_launch(void *stream, void *out, int byte, size_t bytes);
+
+enum { COPY_KERNEL_BYTES = 128 * 1024 };
+
+/** copy_launch() - @bytes, at most COPY_KERNEL_BYTES, from @in to @out, which the device can both
+ * read and write: its own memory, pinned memory of the host. The copy engine takes 5 us from the
+ * kernel before it to the one behind it, of which the copy itself is one. */
+MUST_CHECK enum status copy_launch(void *stream, void *out, const void *in, size_t bytes);
 
 C_END
 

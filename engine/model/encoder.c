@@ -30,7 +30,7 @@ static double grad_bytes(const struct model *m, const struct model_unit *u)
 
 static int64_t word_first_row(const struct model *m, const struct model_unit *u)
 {
-    return div_exact(m->params[u->first_param].piece[0].tensor_first, m->dims.hidden);
+    return model_first_row(m, (int)(u - m->units));
 }
 
 static enum status word_forward(const struct model *m, const struct model_unit *u,
@@ -49,12 +49,9 @@ static enum status word_backward(const struct model *m, const struct model_unit 
     struct tensor dtable = unit_grad(m, u, call, 0);
     if (dtable.data == NULL)
         return ST_OK;
-    TRY(op_embedding_backward(call->stream, dtable,
-                              unit_act(m, call, call->dact_out, m->dims.hidden), call->sequences,
-                              word_first_row(m, u), call->grads_add));
-    if (u->index == 0)
-        TRY(device_fill(call->stream, dtable.data, 0, sizeof(float) * (size_t)m->dims.hidden));
-    return ST_OK;
+    return op_embedding_backward(call->stream, dtable,
+                                 unit_act(m, call, call->dact_out, m->dims.hidden), call->sequences,
+                                 word_first_row(m, u), call->grads_add);
 }
 
 static struct unit_work word_work(const struct model *m, const struct model_unit *u,
@@ -83,6 +80,7 @@ static void word_units(struct model_builder *b, const struct encoder_family *f,
                                          .act_out = slot,
                                          .tied = -1,
                                          .index = part,
+                                         .look_up = true,
                                          .saved_bytes = no_bytes,
                                          .forward_scratch_bytes = no_bytes,
                                          .backward_scratch_bytes = no_bytes,

@@ -205,10 +205,12 @@ static enum status ffn_backward(const struct block *k, struct tensor dx, struct 
     TRY(op_linear_backward_data(k->stream, dpre, dff, param(k, FC2_W), false));
     struct tensor gelu = k->pre; /* in its place: nothing reads it behind this */
     TRY(op_gelu_backward(k->stream, dpre, gelu, grad(k, FC1_B), dpre, k->pre, add));
-    TRY(op_linear_backward_weight(k->stream, grad(k, FC2_W), none, dff, gelu, add));
+    struct stream *side = NULL; /* two products that leave a part of a card idle, at once */
+    TRY(op_side_begin(&side, k->stream));
+    TRY(op_linear_backward_weight(side, grad(k, FC2_W), none, dff, gelu, add));
     TRY(op_linear_backward_weight(k->stream, grad(k, FC1_W), none, dpre, k->ln1, add));
     TRY(op_linear_backward_data(k->stream, dx, dpre, param(k, FC1_W), true));
-    return ST_OK;
+    return op_side_end(k->stream);
 }
 
 /* From the gradient of ln1 to that of x, both in @dx. */
@@ -220,13 +222,20 @@ static enum status attention_backward(const struct block *k, struct tensor dx, s
     TRY(op_residual_norm_backward(k->stream, dx, dproj, grad(k, LN1_GAMMA), grad(k, LN1_BETA),
                                   grad(k, PROJ_B), dx, k->z1, k->stats1, param(k, LN1_GAMMA),
                                   k->call->sequences, dropout(k, SITE_ATTENTION_OUTPUT), add));
-    TRY(op_linear_backward_weight(k->stream, grad(k, PROJ_W), none, dproj, k->attn, add));
+    /* What nobody waits for in the block, and too little for a card: beside it. */
+    struct stream *side = NULL;
+    TRY(op_side_begin(&side, k->stream));
+    TRY(op_finish_sums(side));
+    TRY(op_linear_backward_weight(side, grad(k, PROJ_W), none, dproj, k->attn, add));
     TRY(op_linear_backward_data(k->stream, dattn, dproj, param(k, PROJ_W), false));
     TRY(op_attention_backward(k->stream, dqkv, dattn, k->attn, k->lse, k->qkv, k->call->sequences,
                               (int)k->m->dims.heads, dropout(k, SITE_ATTENTION)));
-    TRY(op_linear_backward_weight(k->stream, grad(k, QKV_W), grad(k, QKV_B), dqkv, k->x, add));
+    TRY(stream_follow(side, k->stream));
+    TRY(op_linear_backward_weight(side, none, grad(k, QKV_B), dqkv, k->x, add));
+    TRY(op_finish_sums(side));
+    TRY(op_linear_backward_weight(k->stream, grad(k, QKV_W), none, dqkv, k->x, add));
     TRY(op_linear_backward_data(k->stream, dx, dqkv, param(k, QKV_W), true));
-    return ST_OK;
+    return op_side_end(k->stream);
 }
 
 static enum status backward(const struct model *m, const struct model_unit *u,

@@ -89,6 +89,13 @@ int64_t model_total_numel(const struct model *m)
     return total;
 }
 
+int64_t model_first_row(const struct model *m, int unit)
+{
+    const struct model_param *p = &m->params[m->units[unit].first_param];
+    ASSERT(m->units[unit].look_up);
+    return div_exact(p->piece[0].tensor_first, p->shape[1]);
+}
+
 int model_find_tensor(const struct model *m, const char *name)
 {
     for (int i = 0; i < m->tensor_count; i++)

@@ -109,7 +109,8 @@ struct model_unit {
     bool backward_reads_params; /* false for look-up tables: no gather for BACKWARD */
     bool backward_reads_input;  /* act_in lives until BACKWARD */
     bool recompute;             /* may be recomputed from act_in */
-    int index;                  /* of its kind (block number, part number) */
+    bool look_up; /* one table: FORWARD reads the rows of its tokens, BACKWARD sets others to 0 */
+    int index;    /* of its kind (block number, part number) */
     size_t (*saved_bytes)(const struct model *m, const struct model_unit *u, struct micro_dims d);
     size_t (*forward_scratch_bytes)(const struct model *m, const struct model_unit *u,
                                     struct micro_dims d);
@@ -182,6 +183,9 @@ int64_t model_unit_numel(const struct model *m, int unit);
 
 /** model_total_numel() - parameters as people count them: no padding, frozen ones included. */
 int64_t model_total_numel(const struct model *m);
+
+/** model_first_row() - of the whole table, which a look-up unit begins with. */
+int64_t model_first_row(const struct model *m, int unit);
 
 /** model_find_tensor() - index of the one with this name; -1: none. */
 int model_find_tensor(const struct model *m, const char *name);

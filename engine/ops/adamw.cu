@@ -22,14 +22,15 @@ struct adam_args {
     bool packs;
 };
 
+/* Rounded as written: how a compiler fuses the formula is no part of the state of a run. */
 __device__ static inline void adam_element(float &p, float &m, float &v, float grad,
                                            const struct adam_factors &f, float keep)
 {
-    float g = grad * f.clip;
-    m += f.one_minus_beta1 * (g - m);
-    v = v * f.beta2 + f.one_minus_beta2 * g * g;
-    float denominator = sqrtf(v) / f.root_correction2 + f.eps;
-    p = p * keep - f.step_size * m / denominator;
+    float g = __fmul_rn(grad, f.clip);
+    m = __fmaf_rn(f.one_minus_beta1, __fadd_rn(g, -m), m);
+    v = __fmaf_rn(v, f.beta2, __fmul_rn(__fmul_rn(f.one_minus_beta2, g), g));
+    float denominator = __fadd_rn(__fdiv_rn(__fsqrt_rn(v), f.root_correction2), f.eps);
+    p = __fmaf_rn(p, keep, -__fdiv_rn(__fmul_rn(f.step_size, m), denominator));
 }
 
 /* The range of element @i; -1 when none has it. */
@@ -46,6 +47,15 @@ template <typename E> __global__ static void adamw_kernel(E *param, struct adam_
     int64_t i = ((int64_t)blockIdx.x * ADAM_THREADS + threadIdx.x) * 4;
     __shared__ struct adam_factors f; /* made once a block: it takes divisions in double */
     kernel_begin();
+    int r = i < a.n ? adam_find(a, i) : -1;
+    bool pack = a.packs && r >= 0 && i + 4 <= a.range[r].first + a.range[r].count;
+    float p[4], m[4], v[4], g[4];
+    if (pack) { /* on their way while the factors are made */
+        load_pack<float, 4>(p, a.master + i);
+        load_pack<float, 4>(m, a.m + i);
+        load_pack<float, 4>(v, a.v + i);
+        load_pack<float, 4>(g, a.grad + i);
+    }
     if (a.state->skip)
         return;
     if (threadIdx.x == 0)
@@ -53,15 +63,10 @@ template <typename E> __global__ static void adamw_kernel(E *param, struct adam_
     __syncthreads();
     if (i >= a.n)
         return;
-    int r = adam_find(a, i);
-    if (a.packs && r >= 0 && i + 4 <= a.range[r].first + a.range[r].count) {
+    if (pack) {
+        float keep = a.range[r].decay ? f.keep : 1.0f;
         if (a.range[r].frozen)
             return;
-        float p[4], m[4], v[4], g[4], keep = a.range[r].decay ? f.keep : 1.0f;
-        load_pack<float, 4>(p, a.master + i);
-        load_pack<float, 4>(m, a.m + i);
-        load_pack<float, 4>(v, a.v + i);
-        load_pack<float, 4>(g, a.grad + i);
 #pragma unroll
         for (int k = 0; k < 4; k++)
             adam_element(p[k], m[k], v[k], g[k], f, keep);

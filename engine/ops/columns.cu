@@ -26,6 +26,8 @@ struct finish_jobs {
 struct pending_sums {
     struct finish_jobs jobs;
     size_t bytes; /* reserved, from the end of the workspace */
+    bool forked;  /* between side_begin and side_end */
+    bool lent;    /* the side stream finishes them; the room is in use until it has */
 };
 
 static struct pending_sums *pending_of(const struct stream *s)
@@ -97,9 +99,21 @@ static enum status finish_jobs(struct stream *s)
                          pack == 4 ? columns_finish_kernel<4> : columns_finish_kernel<1>, jobs);
 }
 
+/* All that the side stream was given is done, before what comes next on @s. */
+static enum status join_side(struct stream *s)
+{
+    struct stream *beside = &s->device->streams[STREAM_SIDE];
+    TRY(finish_jobs(beside));
+    pending_of(beside)->bytes = 0;
+    pending_of(s)->lent = false;
+    return stream_follow(s, beside);
+}
+
 /* What is enqueued from now on may write where the sums were: it runs behind the kernel. */
 enum status cuda_finish_sums(struct stream *s)
 {
+    if (pending_of(s)->lent)
+        TRY(join_side(s));
     pending_of(s)->bytes = 0;
     return finish_jobs(s);
 }
@@ -112,6 +126,45 @@ enum status stream_scratch(void **out, struct stream *s, size_t bytes)
     if (s->workspace_bytes < bytes)
         return FAIL(INVALID, "the stream's workspace has %zu bytes, an op needs %zu",
                     s->workspace_bytes, bytes);
+    return ST_OK;
+}
+
+/* One stream has side work at a time: what a unit issues on the compute stream. */
+enum status cuda_side_begin(struct stream **side, struct stream *s)
+{
+    struct stream *beside = &s->device->streams[STREAM_SIDE];
+    struct pending_sums *p = pending_of(s), *theirs = pending_of(beside);
+    *side = s;
+    if (s->id != STREAM_COMPUTE || beside->workspace_bytes == 0)
+        return ST_OK;
+    ASSERT(!p->forked && theirs->jobs.count == 0);
+    TRY(stream_follow(beside, s));
+    theirs->jobs = p->jobs;
+    p->jobs.count = 0;
+    p->forked = p->lent = true;
+    *side = beside;
+    return ST_OK;
+}
+
+enum status cuda_side_end(struct stream *s)
+{
+    struct stream *beside = &s->device->streams[STREAM_SIDE];
+    struct pending_sums *p = pending_of(s), *theirs = pending_of(beside);
+    if (!p->forked)
+        return ST_OK;
+    p->forked = false;
+    if (!p->lent)
+        return stream_follow(s, beside);
+    if (theirs->bytes == 0 && theirs->jobs.count > 0) { /* nobody wanted them yet */
+        ASSERT(p->jobs.count == 0);
+        p->jobs = theirs->jobs;
+        theirs->jobs.count = 0;
+        p->lent = false;
+        return stream_follow(s, beside);
+    }
+    TRY(join_side(s));
+    if (p->jobs.count == 0) /* none since */
+        p->bytes = 0;
     return ST_OK;
 }
 

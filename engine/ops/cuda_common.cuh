@@ -214,6 +214,13 @@ template <typename E, int W> __device__ inline void store_pack(E *p, const float
             }
         }
         *(uint4 *)p = make_uint4(word[0], word[1], word[2], word[3]);
+    } else if constexpr (W == 4 && sizeof(E) == 2) {
+        __nv_bfloat162 low = __floats2bfloat162_rn(x[0], x[1]);
+        __nv_bfloat162 high = __floats2bfloat162_rn(x[2], x[3]);
+        uint2 raw;
+        memcpy(&raw.x, &low, sizeof low);
+        memcpy(&raw.y, &high, sizeof high);
+        *(uint2 *)p = raw;
     } else {
 #pragma unroll
         for (int i = 0; i < W; i++)

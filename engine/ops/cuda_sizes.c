@@ -34,3 +34,11 @@ size_t cuda_workspace_bytes(const struct device *device, const struct op_limits 
     size_t sums = (size_t)(limits->sequences + NORM_BLOCKS) * 2 * sizeof(double);
     return largest(GEMM_WORKSPACE_BYTES, largest(attention, sums)) + sums_bytes(limits);
 }
+
+/* A weight's product, and the parts of a bias of query, key and value. */
+size_t cuda_side_workspace_bytes(const struct device *device, const struct op_limits *limits)
+{
+    int64_t columns = column_parts(limits->rows) * 3 * limits->channels;
+    (void)device;
+    return GEMM_WORKSPACE_BYTES + (size_t)columns * sizeof(float) + 256;
+}

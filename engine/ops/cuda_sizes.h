@@ -44,6 +44,8 @@ static inline size_t attention_workspace_bytes_cuda(int64_t heads, int64_t rows,
 
 /** cuda_workspace_bytes() - the CUDA backend's entry workspace_bytes; @device is not used. */
 size_t cuda_workspace_bytes(const struct device *device, const struct op_limits *limits);
+/** cuda_side_workspace_bytes() - the entry side_workspace_bytes, likewise. */
+size_t cuda_side_workspace_bytes(const struct device *device, const struct op_limits *limits);
 
 C_END
 

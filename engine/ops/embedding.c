@@ -29,7 +29,7 @@ enum status embedding_backward_cpu(struct stream *s, struct tensor dtable, struc
         memset(dtable.data, 0, tensor_bytes(dtable));
     for (int64_t i = 0; i < q->rows; i++) {
         int64_t t = q->token_order[i], row = q->token[t] - first_row;
-        if (q->token[t] < 0 || row < 0 || row >= dtable.shape[0])
+        if (q->token[t] <= 0 || row < 0 || row >= dtable.shape[0])
             continue;
         float *to = (float *)dtable.data + row * channels;
         const float *from = (const float *)dout.data + t * channels;

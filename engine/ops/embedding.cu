@@ -4,12 +4,13 @@
  * forward   one warp a row of the batch; bytes: the rows, read and written once
  * backward  sequences.token_order has equal tokens side by side, rows ascending. The block of a
  *           run's first place sums the run (eight row lanes, then in order) and writes one table
- *           row; the blocks of all other places end at once. Bytes: dout once, and one table row a
- *           run; a set first clears the table.
+ *           row; the blocks of all other places end at once. A set has more blocks, which clear
+ *           the rows of no token. Bytes: dout once, and one table row a run, or the whole table.
  */
 #include "engine/ops/cuda_common.cuh"
 
-enum { EMBED_THREADS = 256 };
+/* Blocks that clear: four a multiprocessor of 132, which leaves room for as many others. */
+enum { EMBED_THREADS = 256, EMBED_ROWS = 64, EMBED_CLEARING = 528 };
 
 template <typename E, int W>
 __global__ static void embedding_forward_kernel(E *out, const E *table, const int32_t *token,
@@ -32,21 +33,73 @@ __global__ static void embedding_forward_kernel(E *out, const E *table, const in
     }
 }
 
-/* Block (x, y): place x of token_order, packs 32 y and on. */
+/* The first place of token_order whose token is @token or more; the same in all threads. A round
+ * cuts the range in EMBED_THREADS parts: for any batch that fits, there are two or three. */
+__device__ static int64_t embedding_place(const struct sequences &q, int64_t token)
+{
+    int64_t low = 0, high = q.rows;
+    while (low < high) {
+        int64_t part = (high - low + EMBED_THREADS - 1) / EMBED_THREADS;
+        int64_t last = low + ((int64_t)threadIdx.x + 1) * part - 1; /* of this thread's part */
+        bool less = last < high && q.token[q.token_order[last]] < token;
+        int parts = __syncthreads_count(less);
+        low += parts * part; /* all of these are less; the next part has its first that is not */
+        high = min(low + part - 1, high);
+    }
+    return low;
+}
+
+/* Zeros in rows of @dtable from @first on that have no token. */
+__device__ static void embedding_clear(float *dtable, const struct sequences &q, int64_t first,
+                                       int rows, int64_t columns, int64_t token)
+{
+    __shared__ bool used[EMBED_ROWS];
+    for (int r = threadIdx.x; r < rows; r += EMBED_THREADS)
+        used[r] = false;
+    int64_t begin = embedding_place(q, token), end = embedding_place(q, token + rows);
+    __syncthreads();
+    for (int64_t i = begin + threadIdx.x; i < end; i += EMBED_THREADS)
+        if (q.token[q.token_order[i]] > 0)
+            used[q.token[q.token_order[i]] - token] = true;
+    __syncthreads();
+    float zeros[4] = {0.0f};
+    bool packs = columns % 4 == 0 && (uintptr_t)dtable % 16 == 0;
+    for (int r = 0; r < rows; r++) {
+        float *row = dtable + (first + r) * columns;
+        if (used[r])
+            continue;
+        for (int64_t c = threadIdx.x * 4; packs && c < columns; c += EMBED_THREADS * 4)
+            store_pack<float, 4>(row + c, zeros);
+        for (int64_t c = threadIdx.x; !packs && c < columns; c += EMBED_THREADS)
+            row[c] = 0.0f;
+    }
+    __syncthreads(); /* used is written again by the next call */
+}
+
+/* The first blocks clear all rows of the table, in @clearing equal parts. Behind them, each place
+ * of token_order has a block for each 32 packs of columns. */
 template <typename E, int W>
 __global__ static void embedding_backward_kernel(float *dtable, const E *dout, struct sequences q,
                                                  int64_t columns, int64_t first_row,
-                                                 int64_t table_rows, bool add)
+                                                 int64_t table_rows, int clearing, bool add)
 {
-    int64_t place = blockIdx.x;
+    int64_t chunks = (columns + 32 * W - 1) / (32 * W), block = (int64_t)blockIdx.x - clearing;
+    int64_t place = block / chunks, c0 = (block - place * chunks) * 32 * W;
     kernel_begin();
+    if (block < 0) {
+        int64_t rows = (table_rows + clearing - 1) / clearing, first = blockIdx.x * rows;
+        for (int64_t end = min(first + rows, table_rows); first < end; first += EMBED_ROWS)
+            embedding_clear(dtable, q, first, (int)min(end - first, (int64_t)EMBED_ROWS), columns,
+                            first_row + first);
+        return;
+    }
     int32_t t = q.token[q.token_order[place]];
     int64_t table_row = (int64_t)t - first_row;
-    if (t < 0 || table_row < 0 || table_row >= table_rows)
+    if (t <= 0 || table_row < 0 || table_row >= table_rows)
         return;
     if (place > 0 && q.token[q.token_order[place - 1]] == t)
         return;
-    int64_t c0 = (int64_t)blockIdx.y * 32 * W, c = c0 + (threadIdx.x % 32) * W;
+    int64_t c = c0 + (threadIdx.x % 32) * W;
     float sum[W] = {0.0f}, v[W];
     for (int64_t i = place + threadIdx.x / 32; i < q.rows; i += COLUMN_LANES) {
         int64_t row = q.token_order[i];
@@ -83,13 +136,15 @@ static enum status embedding_backward_any(struct stream *s, float *dtable, const
                                           int64_t first_row, int64_t table_rows, bool add)
 {
     constexpr int W = full_pack<E>();
-    if (q->rows == 0)
-        return ST_OK;
+    static_assert((int)COLUMN_THREADS == (int)EMBED_THREADS, "one kernel does both");
     bool packs = packs_fit(columns, sizeof(E), dout);
-    return launch_kernel(
-        s, dim3((unsigned)q->rows, (unsigned)div_up(columns, 32 * (packs ? W : 1))), COLUMN_THREADS,
-        packs ? embedding_backward_kernel<E, W> : embedding_backward_kernel<E, 1>, dtable, dout, *q,
-        columns, first_row, table_rows, add);
+    int clearing = add || table_rows == 0 ? 0 : EMBED_CLEARING;
+    int64_t blocks = clearing + q->rows * div_up(columns, 32 * (packs ? W : 1));
+    if (blocks == 0)
+        return ST_OK;
+    return launch_kernel(s, dim3((unsigned)blocks), COLUMN_THREADS,
+                         packs ? embedding_backward_kernel<E, W> : embedding_backward_kernel<E, 1>,
+                         dtable, dout, *q, columns, first_row, table_rows, clearing, add);
 }
 
 enum status cuda_embedding_forward(struct stream *s, struct tensor out, struct tensor table,
@@ -109,8 +164,6 @@ enum status cuda_embedding_backward(struct stream *s, struct tensor dtable, stru
     int64_t columns = dtable.shape[1], rows = dtable.shape[0];
     if (!dtable.data)
         return ST_OK;
-    if (!add)
-        TRY(CUDA(cudaMemsetAsync(dtable.data, 0, tensor_bytes(dtable), stream_cuda(s))));
     if (dout.dtype == DTYPE_BF16)
         return embedding_backward_any(s, (float *)dtable.data, (const bf16 *)dout.data, q, columns,
                                       first_row, rows, add);

@@ -7,6 +7,7 @@
  * out, dout (T, C); table (rows, C); dtable fp32. The parts of a split table write one @out one
  * after the other; the first has @set and also zeroes the rows of no sequence. Backward adds the
  * rows of one token in row order (token_order), so the sum is the same however it is computed.
+ * Token 0 is [PAD], whose row stays as it is: it gets no gradient, as padding_idx of PyTorch.
  */
 #ifndef ENGINE_OPS_EMBEDDING_H
 #define ENGINE_OPS_EMBEDDING_H

@@ -84,6 +84,11 @@ size_t op_workspace_bytes(const struct device *device, const struct op_limits *l
     return device->compute->workspace_bytes(device, limits);
 }
 
+size_t op_side_workspace_bytes(const struct device *device, const struct op_limits *limits)
+{
+    return device->compute->side_workspace_bytes(device, limits);
+}
+
 /* ---- embeddings and norms ------------------------------------------------------------------- */
 
 enum status op_embedding_forward(struct stream *s, struct tensor out, struct tensor table,
@@ -397,6 +402,16 @@ enum status op_finish_sums(struct stream *s)
     return s->device->compute->finish_sums(s);
 }
 
+enum status op_side_begin(struct stream **side, struct stream *s)
+{
+    return s->device->compute->side_begin(side, s);
+}
+
+enum status op_side_end(struct stream *s)
+{
+    return s->device->compute->side_end(s);
+}
+
 enum status op_accumulate(struct stream *s, struct tensor out, struct tensor in, bool add)
 {
     EXPECT_SAME_SHAPE(out, in);
@@ -425,6 +440,16 @@ enum status op_squared_norm(struct stream *s, struct step_report *report, struct
     ASSERT(g.dtype == DTYPE_F32);
     ASSERT(report != NULL);
     return s->device->compute->squared_norm(s, report, g);
+}
+
+enum status op_squared_norm_rows(struct stream *s, struct step_report *report, struct tensor g,
+                                 const struct sequences *q, int64_t first_row)
+{
+    EXPECT_2D(g, DTYPE_F32, g.shape[0], g.shape[1]);
+    ASSERT(report != NULL);
+    ASSERT(first_row >= 0);
+    ASSERT(q->rows == 0 || q->token_order);
+    return s->device->compute->squared_norm_rows(s, report, g, q, first_row);
 }
 
 enum status op_report_begin(struct stream *s, struct step_report *report,

@@ -92,12 +92,14 @@ struct ops {
 
     /* Scratch bytes that the ops below need in stream->workspace. */
     size_t (*workspace_bytes)(const struct device *device, const struct op_limits *limits);
+    /* And in that of the side stream; 0: there is none. */
+    size_t (*side_workspace_bytes)(const struct device *device, const struct op_limits *limits);
 
     /* out (T, C): rows whose token lies in [first_row, first_row + rows of table) become that table
      * row; @set also zeroes the rows of no sequence (the first part of a split table). */
     enum status (*embedding_forward)(struct stream *s, struct tensor out, struct tensor table,
                                      const struct sequences *q, int64_t first_row, bool set);
-    /* dtable (rows, C) fp32 */
+    /* dtable (rows, C) fp32; token 0, which is [PAD], has no gradient. */
     enum status (*embedding_backward)(struct stream *s, struct tensor dtable, struct tensor dout,
                                       const struct sequences *q, int64_t first_row, bool add);
 
@@ -181,12 +183,22 @@ struct ops {
      * CUDA their parts wait in its workspace, so that one kernel finishes those of a unit. */
     enum status (*finish_sums)(struct stream *s);
 
+    /* @side: a stream for ops that may run beside those that @s gets next; they find all that was
+     * issued on @s before, and its unfinished sums: finish_sums of @side finishes those too. It is
+     * @s itself where there is no other. side_end: what comes next on @s finds what they did. */
+    enum status (*side_begin)(struct stream **side, struct stream *s);
+    enum status (*side_end)(struct stream *s);
+
     /* out = (add ? out : 0) + in, fp32 (n) */
     enum status (*accumulate)(struct stream *s, struct tensor out, struct tensor in, bool add);
     /* out bf16 or fp32 = in fp32, round to nearest even */
     enum status (*cast)(struct stream *s, struct tensor out, struct tensor in);
     /* report->squared_norm += sum of g^2 over n >= 0 elements, report->finite &= all finite. */
     enum status (*squared_norm)(struct stream *s, struct step_report *report, struct tensor g);
+    /* The same of g (rows, C), what embedding_backward made with @q: its other rows are zeros, and
+     * are not read. The order of the sum is another. */
+    enum status (*squared_norm_rows)(struct stream *s, struct step_report *report, struct tensor g,
+                                     const struct sequences *q, int64_t first_row);
 
     /* Empty the report and put the host's part of @state in it. */
     enum status (*report_begin)(struct stream *s, struct step_report *report,
@@ -208,6 +220,7 @@ extern const struct ops ops_cuda; /* CUDA builds only */
 
 /* The fronts: one a table entry, same arguments. */
 size_t op_workspace_bytes(const struct device *device, const struct op_limits *limits);
+size_t op_side_workspace_bytes(const struct device *device, const struct op_limits *limits);
 MUST_CHECK enum status op_embedding_forward(struct stream *s, struct tensor out,
                                             struct tensor table, const struct sequences *q,
                                             int64_t first_row, bool set);
@@ -267,11 +280,16 @@ MUST_CHECK enum status op_span_loss(struct stream *s, struct tensor dlogits,
                                     struct step_report *report, struct tensor logits,
                                     const struct sequences *q, const struct step_state *state);
 MUST_CHECK enum status op_finish_sums(struct stream *s);
+MUST_CHECK enum status op_side_begin(struct stream **side, struct stream *s);
+MUST_CHECK enum status op_side_end(struct stream *s);
 MUST_CHECK enum status op_accumulate(struct stream *s, struct tensor out, struct tensor in,
                                      bool add);
 MUST_CHECK enum status op_cast(struct stream *s, struct tensor out, struct tensor in);
 MUST_CHECK enum status op_squared_norm(struct stream *s, struct step_report *report,
                                        struct tensor g);
+MUST_CHECK enum status op_squared_norm_rows(struct stream *s, struct step_report *report,
+                                            struct tensor g, const struct sequences *q,
+                                            int64_t first_row);
 MUST_CHECK enum status op_report_begin(struct stream *s, struct step_report *report,
                                        const struct step_state *state);
 MUST_CHECK enum status op_agree(struct stream *s, struct step_state *state,

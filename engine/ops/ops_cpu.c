@@ -19,9 +19,28 @@ static size_t workspace_bytes_cpu(const struct device *device, const struct op_l
     return span > bytes ? span : bytes;
 }
 
+static size_t no_side_workspace_bytes(const struct device *device, const struct op_limits *limits)
+{
+    (void)device, (void)limits;
+    return 0;
+}
+
+static enum status side_begin_cpu(struct stream **side, struct stream *s)
+{
+    *side = s;
+    return ST_OK;
+}
+
+static enum status side_end_cpu(struct stream *s)
+{
+    (void)s;
+    return ST_OK;
+}
+
 const struct ops ops_cpu = {
     .name = "cpu",
     .workspace_bytes = workspace_bytes_cpu,
+    .side_workspace_bytes = no_side_workspace_bytes,
     .embedding_forward = embedding_forward_cpu,
     .embedding_backward = embedding_backward_cpu,
     .embedding_norm_forward = embedding_norm_forward_cpu,
@@ -40,9 +59,12 @@ const struct ops ops_cpu = {
     .span_logits_backward = span_logits_backward_cpu,
     .span_loss = span_loss_cpu,
     .finish_sums = finish_sums_cpu,
+    .side_begin = side_begin_cpu,
+    .side_end = side_end_cpu,
     .accumulate = accumulate_cpu,
     .cast = cast_cpu,
     .squared_norm = squared_norm_cpu,
+    .squared_norm_rows = squared_norm_rows_cpu,
     .report_begin = report_begin_cpu,
     .agree = agree_cpu,
     .adamw = adamw_cpu,

@@ -60,9 +60,13 @@ enum status cuda_span_loss(struct stream *s, struct tensor dlogits, struct step_
                            struct tensor logits, const struct sequences *q,
                            const struct step_state *state);
 enum status cuda_finish_sums(struct stream *s);
+enum status cuda_side_begin(struct stream **side, struct stream *s);
+enum status cuda_side_end(struct stream *s);
 enum status cuda_accumulate(struct stream *s, struct tensor out, struct tensor in, bool add);
 enum status cuda_cast(struct stream *s, struct tensor out, struct tensor in);
 enum status cuda_squared_norm(struct stream *s, struct step_report *report, struct tensor g);
+enum status cuda_squared_norm_rows(struct stream *s, struct step_report *report, struct tensor g,
+                                   const struct sequences *q, int64_t first_row);
 enum status cuda_report_begin(struct stream *s, struct step_report *report,
                               const struct step_state *state);
 enum status cuda_agree(struct stream *s, struct step_state *state,

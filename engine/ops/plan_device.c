@@ -8,7 +8,11 @@
 extern const struct ops ops_cpu;
 
 /* All of the CUDA table that builds without CUDA can have. */
-static const struct ops ops_cuda_sizes = {.name = "cuda", .workspace_bytes = cuda_workspace_bytes};
+static const struct ops ops_cuda_sizes = {
+    .name = "cuda",
+    .workspace_bytes = cuda_workspace_bytes,
+    .side_workspace_bytes = cuda_side_workspace_bytes,
+};
 
 enum status plan_device_init(struct device *device, enum device_kind kind,
                              enum precision_kind precision, int threads)

@@ -76,6 +76,13 @@ CPU_CLONES static double square_sum(const float *x, int64_t n)
     return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
 }
 
+/* Squares of finite floats cannot overflow a double sum, so the sum tells the whole story. */
+static void add_squares(struct step_report *report, double sum)
+{
+    report->squared_norm += sum;
+    report->finite &= isfinite(sum) != 0;
+}
+
 enum { SQUARES = 64 }; /* parts whose sums are added in order */
 
 struct squares {
@@ -99,9 +106,24 @@ enum status squared_norm_cpu(struct stream *s, struct step_report *report, struc
     pieces_run(s, square_piece, &q, n, q.grain);
     for (int i = 0; i < SQUARES; i++)
         sum += q.sum[i];
-    /* Squares of finite floats cannot overflow a double sum, so the sum tells the whole story. */
-    report->squared_norm += sum;
-    report->finite &= isfinite(sum) != 0;
+    add_squares(report, sum);
+    return ST_OK;
+}
+
+enum status squared_norm_rows_cpu(struct stream *s, struct step_report *report, struct tensor g,
+                                  const struct sequences *q, int64_t first_row)
+{
+    double sum = 0;
+    int32_t before = -1;
+    (void)s;
+    for (int64_t i = 0; i < q->rows; i++) {
+        int32_t token = q->token[q->token_order[i]];
+        int64_t row = token - first_row;
+        if (token > 0 && token != before && row >= 0 && row < g.shape[0])
+            sum += square_sum((const float *)g.data + row * g.shape[1], g.shape[1]);
+        before = token;
+    }
+    add_squares(report, sum);
     return ST_OK;
 }
 

@@ -13,7 +13,7 @@
 #include "engine/ops/cuda_common.cuh"
 
 /* A thread of squared_norm has four quads or more where n is large, and fetches four at once. */
-enum { REDUCE_THREADS = 256, REDUCE_QUADS = 4 };
+enum { REDUCE_THREADS = 256, REDUCE_WARPS = REDUCE_THREADS / 32, REDUCE_QUADS = 4 };
 
 template <typename E, int W, bool ADD>
 __global__ static void convert_kernel(E *out, const float *in, int64_t n)
@@ -103,12 +103,10 @@ __device__ static double norm_part(const float *g, int64_t n, bool packs)
  * is does not matter: it reads what the others wrote before they were counted. Squares of finite
  * floats cannot overflow a double sum, so the sum tells the whole story.
  */
-__global__ static void squared_norm_kernel(struct step_report *report, double *partial,
-                                           const float *g, int64_t n, bool packs)
+__device__ static void norm_add(struct step_report *report, double *partial, double sum)
 {
     __shared__ bool last;
-    kernel_begin();
-    double sum = norm_block(norm_part(g, n, packs));
+    sum = norm_block(sum);
     if (threadIdx.x == 0) {
         partial[blockIdx.x] = sum;
         __threadfence();
@@ -127,6 +125,44 @@ __global__ static void squared_norm_kernel(struct step_report *report, double *p
         report->finite &= isfinite(sum) ? 1 : 0;
         report->blocks = 0;
     }
+}
+
+__global__ static void squared_norm_kernel(struct step_report *report, double *partial,
+                                           const float *g, int64_t n, bool packs)
+{
+    kernel_begin();
+    norm_add(report, partial, norm_part(g, n, packs));
+}
+
+/* Warp w of all: places w, w + warps, ... of token_order, of which the first of a token counts. */
+__device__ static double norm_rows_part(const float *g, int64_t columns, const struct sequences &q,
+                                        int64_t first_row, int64_t table_rows, bool packs)
+{
+    int64_t warps = (int64_t)gridDim.x * REDUCE_WARPS;
+    int64_t place = (int64_t)blockIdx.x * REDUCE_WARPS + threadIdx.x / 32;
+    double sum = 0.0;
+    for (; place < q.rows; place += warps) {
+        int32_t token = q.token[q.token_order[place]];
+        int64_t row = token - first_row;
+        if (token <= 0 || row < 0 || row >= table_rows)
+            continue;
+        if (place > 0 && q.token[q.token_order[place - 1]] == token)
+            continue;
+        int lane = threadIdx.x % 32;
+        for (int64_t c = lane * 4; packs && c < columns; c += 128)
+            sum += quad_squares<1>(g + row * columns, c, 0);
+        for (int64_t c = lane; !packs && c < columns; c += 32)
+            sum += (double)g[row * columns + c] * (double)g[row * columns + c];
+    }
+    return sum;
+}
+
+__global__ static void squared_norm_rows_kernel(struct step_report *report, double *partial,
+                                                const float *g, int64_t columns, struct sequences q,
+                                                int64_t first_row, int64_t table_rows, bool packs)
+{
+    kernel_begin();
+    norm_add(report, partial, norm_rows_part(g, columns, q, first_row, table_rows, packs));
 }
 
 /* ---- report and state ------------------------------------------------------------------------ */
@@ -180,6 +216,21 @@ enum status cuda_squared_norm(struct stream *s, struct step_report *report, stru
     TRY(stream_scratch(&partial, s, (size_t)blocks * sizeof(double)));
     return launch_kernel(s, dim3((unsigned)blocks), REDUCE_THREADS, squared_norm_kernel, report,
                          (double *)partial, (const float *)g.data, n, packs_fit(0, 1, g.data));
+}
+
+enum status cuda_squared_norm_rows(struct stream *s, struct step_report *report, struct tensor g,
+                                   const struct sequences *q, int64_t first_row)
+{
+    int64_t blocks = div_up(q->rows, REDUCE_WARPS), columns = g.shape[1];
+    void *partial;
+    if (q->rows == 0)
+        return ST_OK;
+    if (blocks > NORM_BLOCKS)
+        blocks = NORM_BLOCKS;
+    TRY(stream_scratch(&partial, s, (size_t)blocks * sizeof(double)));
+    return launch_kernel(s, dim3((unsigned)blocks), REDUCE_THREADS, squared_norm_rows_kernel,
+                         report, (double *)partial, (const float *)g.data, columns, *q, first_row,
+                         g.shape[0], packs_fit(columns, sizeof(float), g.data));
 }
 
 enum status cuda_report_begin(struct stream *s, struct step_report *report,

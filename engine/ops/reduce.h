@@ -2,7 +2,8 @@
  * engine/ops/reduce.h - sums, casts, and the one report a step.
  *
  * squared_norm sums squares in double (at most 64 parts of 8 lanes, one fixed tree), so neither
- * large nor many values overflow it; n = 0 adds nothing.
+ * large nor many values overflow it; n = 0 adds nothing. squared_norm_rows adds the rows of a
+ * table's gradient that tokens have touched, each once.
  *
  * AGREE sums the ranks' reports in rank order. With k the number of steps applied before this one:
  *
@@ -83,6 +84,8 @@ HOST_DEVICE static inline void step_agree(struct step_state *state,
 enum status accumulate_cpu(struct stream *s, struct tensor out, struct tensor in, bool add);
 enum status cast_cpu(struct stream *s, struct tensor out, struct tensor in);
 enum status squared_norm_cpu(struct stream *s, struct step_report *report, struct tensor g);
+enum status squared_norm_rows_cpu(struct stream *s, struct step_report *report, struct tensor g,
+                                  const struct sequences *q, int64_t first_row);
 enum status report_begin_cpu(struct stream *s, struct step_report *report,
                              const struct step_state *state);
 enum status agree_cpu(struct stream *s, struct step_state *state, const struct step_report *reports,

@@ -69,6 +69,7 @@ struct executor {
      * captured pieces are captured again); else NULL. */
     struct trace *trace;
     struct event *hold; /* borrowed; executor_hold()'s; NULL: nobody reads the state */
+    int micro_batches;  /* of a step */
     bool update_due;    /* late updates: the next turn's are not skipped */
     bool issue_all;     /* set around a run: what was captured is issued all the same */
     size_t live[CATEGORY_COUNT];

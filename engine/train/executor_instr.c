@@ -63,11 +63,29 @@ static enum status run_unit(struct turn *t, const struct instr *in, struct strea
     return op_finish_sums(s);
 }
 
+/* Where one rank has made a table's gradient in one BACKWARD, it is known which rows are zeros. */
+static enum status run_norm(struct turn *t, const struct instr *in, struct stream *s)
+{
+    struct executor *ex = t->ex;
+    const struct model_unit *unit = &ex->model->units[in->unit];
+    const struct model_param *table = &ex->model->params[unit->first_param];
+    void *shard = turn_operand(t, in, ROLE_GRAD_SHARD);
+    struct step_report *report = turn_operand(t, in, ROLE_REPORT);
+    if (!unit->look_up || ex->comm->world_size > 1 || ex->micro_batches > 1)
+        return op_squared_norm(s, report, tensor_1d(shard, DTYPE_F32, shard_numel(t, in)));
+    return op_squared_norm_rows(s, report,
+                                tensor_2d(shard, DTYPE_F32, table->shape[0], table->shape[1]),
+                                t->micro, model_first_row(ex->model, in->unit));
+}
+
 static enum status run_agree(struct turn *t, const struct instr *in, struct stream *s,
                              struct event *done)
 {
     struct executor *ex = t->ex;
     struct step_report *reports = turn_operand(t, in, ROLE_REPORTS);
+    if (ex->comm->world_size == 1)
+        return op_agree(s, turn_operand(t, in, ROLE_STATE), turn_operand(t, in, ROLE_REPORT), 1,
+                        &ex->hyper);
     TRY(comm_all_gather(ex->comm, s, reports, turn_operand(t, in, ROLE_REPORT), sizeof *reports / 4,
                         DTYPE_I32, done));
     TRY(stream_wait(s, done));
@@ -142,8 +160,7 @@ enum status turn_issue(struct turn *t, const struct instr *in, struct stream *s,
         return op_accumulate(s, tensor_1d(turn_operand(t, in, ROLE_GRAD_SHARD), DTYPE_F32, n),
                              tensor_1d(turn_operand(t, in, ROLE_REDUCED), DTYPE_F32, n), true);
     case OP_NORM:
-        return op_squared_norm(s, turn_operand(t, in, ROLE_REPORT),
-                               tensor_1d(turn_operand(t, in, ROLE_GRAD_SHARD), DTYPE_F32, n));
+        return run_norm(t, in, s);
     case OP_AGREE:
         return run_agree(t, in, s, done);
     case OP_UPDATE:

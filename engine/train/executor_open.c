@@ -45,6 +45,8 @@ static enum status open_ranges(struct executor *ex)
                         ex->layout->units[u].param_count, MAX_TENSORS);
     for (int i = 0; i < step->instr_count; i++) {
         const struct instr *in = &step->instrs[i];
+        if (in->micro_batch >= ex->micro_batches)
+            ex->micro_batches = in->micro_batch + 1;
         if (in->op == OP_UPDATE)
             TRY(build_ranges(&ex->ranges[in->unit], ex, in->unit,
                              program_operand(in, ROLE_GRAD) != NULL));
@@ -105,6 +107,9 @@ static enum status open_memory(struct executor *ex, const struct account *accoun
     struct stream *update = &ex->device->streams[STREAM_UPDATE];
     update->workspace = executor_shared(ex, SHARED_UPDATE_WORKSPACE);
     update->workspace_bytes = p->buffers[SHARED_UPDATE_WORKSPACE].bytes;
+    struct stream *side = &ex->device->streams[STREAM_SIDE];
+    side->workspace = executor_shared(ex, SHARED_SIDE_WORKSPACE);
+    side->workspace_bytes = p->buffers[SHARED_SIDE_WORKSPACE].bytes;
     if (p->staging >= 0)
         comm_stage(ex->comm, executor_shared(ex, p->staging), p->buffers[p->staging].bytes);
     return stream_sync(s);

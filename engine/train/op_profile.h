@@ -51,6 +51,7 @@ C_BEGIN
     X(accumulate)                                                                                  \
     X(cast)                                                                                        \
     X(squared_norm)                                                                                \
+    X(squared_norm_rows)                                                                           \
     X(report_begin)                                                                                \
     X(agree)                                                                                       \
     X(adamw)

@@ -151,6 +151,11 @@ TIMED(cast, 0, bytes_of(out) + bytes_of(in),
 TIMED(squared_norm, 0, bytes_of(g),
       (struct stream * s, struct step_report *report, struct tensor g), (s, report, g))
 
+TIMED(squared_norm_rows, 0, (double)q->rows *(double)g.shape[1] * sizeof(float),
+      (struct stream * s, struct step_report *report, struct tensor g, const struct sequences *q,
+       int64_t first_row),
+      (s, report, g, q, first_row))
+
 TIMED(report_begin, 0, sizeof *report,
       (struct stream * s, struct step_report *report, const struct step_state *state),
       (s, report, state))

@@ -80,15 +80,15 @@ static enum status list_units(struct setup *s)
     return ST_OK;
 }
 
-static size_t workspace_bytes(const struct setup *s, const struct run_config *config,
-                              const struct device *device, int world_size)
+static struct op_limits op_limits(const struct setup *s, const struct run_config *config,
+                                  int world_size)
 {
     const struct batch_layout *t = &s->train_batch, *e = &s->eval_batch;
     int64_t vocab_rows = 0; /* of the largest table part */
     for (int i = 0; i < s->model.param_count; i++)
         if (s->model.params[i].dims == 2 && s->model.params[i].shape[0] > vocab_rows)
             vocab_rows = s->model.params[i].shape[0];
-    struct op_limits limits = {
+    return (struct op_limits){
         .rows = t->rows > e->rows ? t->rows : e->rows,
         .channels = config->model.hidden,
         .ffn = config->model.ffn,
@@ -98,7 +98,6 @@ static size_t workspace_bytes(const struct setup *s, const struct run_config *co
         .vocab_rows = vocab_rows,
         .world_size = world_size,
     };
-    return op_workspace_bytes(device, &limits);
 }
 
 /* For the largest reduce_scatter of a step. */
@@ -121,6 +120,7 @@ enum status setup_init(struct setup *s, const struct run_config *config,
     TRY_GOTO(st, out, setup_layout(&s->layout, &s->params, &s->model, world_size));
     size_batch(&s->train_batch, &s->model, config, config->train.micro_batch, train_rows);
     size_batch(&s->eval_batch, &s->model, config, config->eval.micro_batch, eval_rows);
+    struct op_limits limits = op_limits(s, config, world_size);
     TRY_GOTO(st, out, list_units(s));
     s->spec = (struct program_spec){
         .units = s->units,
@@ -140,8 +140,9 @@ enum status setup_init(struct setup *s, const struct run_config *config,
         .evaluate_batch_bytes = s->eval_batch.micro_bytes,
         .state_bytes = sizeof(struct step_state),
         .report_bytes = sizeof(struct step_report),
-        .workspace_bytes = workspace_bytes(s, config, device, world_size),
+        .workspace_bytes = op_workspace_bytes(device, &limits),
         .update_workspace_bytes = UPDATE_WORKSPACE_BYTES,
+        .side_workspace_bytes = op_side_workspace_bytes(device, &limits),
         .staging_bytes = staging_bytes(s, config, world_size),
     };
 out:
