@@ -43,14 +43,16 @@ static const struct op_limits limits = {
 
 /* ---- batches -------------------------------------------------------------------------------- */
 
-enum { ODD, WHOLE, EDGES, PADDED, NO_ROWS, ONLY_TAIL, LONG, BATCHES };
+enum { ODD, WHOLE, EDGES, PADDED, NO_ROWS, ONLY_TAIL, LONG, LATE, BATCHES };
 
-static const char *const batch_name[BATCHES] = {
-    "odd positions", "whole groups", "tile borders", "padded", "no rows", "only tail", "long"};
+static const char *const batch_name[BATCHES] = {"odd positions", "whole groups", "tile borders",
+                                                "padded",        "no rows",      "only tail",
+                                                "long",          "late"};
 static const int odd_lengths[] = {5, 0, 1, 33, 17, 0}, odd_keys[] = {5, 0, 1, 33, 11, 0};
 static const int edge_lengths[] = {1, 17, 63, 64, 65, 0, 2};
 static const int padded_lengths[] = {65, 64, 130, 17, 33}, padded_keys[] = {40, 64, 65, 0, 1};
 static const int long_lengths[] = {175, 384, 512, 129}, long_keys[] = {175, 384, 500, 128};
+static const int late_lengths[] = {130, 5, 200}, late_keys[] = {130, 5, 129};
 static const int none[] = {0};
 
 static const struct op_batch_spec batch_spec[BATCHES] = {
@@ -61,6 +63,7 @@ static const struct op_batch_spec batch_spec[BATCHES] = {
     [NO_ROWS] = {none, none, 1, 0, 40, 23, 2, 0},
     [ONLY_TAIL] = {none, none, 1, 13, 40, 23, 2, 0},
     [LONG] = {long_lengths, long_keys, 4, 1207, 512, 23, 2, 3},
+    [LATE] = {late_lengths, late_keys, 3, 340, 200, 23, 2, 9},
 };
 
 enum { DROP_NONE, DROP_TRAINING, DROP_EVALUATION, DROPS };
@@ -191,7 +194,24 @@ struct attention_size {
     int heads, width;
 };
 
-static void attention_case(struct twins *w, int batch, struct attention_size z, int kind)
+/*
+ * Keys behind the first tile of a sequence that are FAR times as large: some scores pass those
+ * before by more than single-precision sums of powers of two can, if they keep their reference.
+ */
+enum { FAR = 24 };
+
+static void keys_enlarge(double *qkv, const struct op_test *gpu, const struct op_batch_spec *spec,
+                         int64_t channels)
+{
+    int64_t first = 0;
+    for (int b = 0; b < spec->count; first += spec->lengths[b++])
+        for (int64_t i = (first + 64) * 3 * channels; i < (first + spec->lengths[b]) * 3 * channels;
+             i++)
+            if (i % (3 * channels) / channels == 1)
+                qkv[i] = op_round(gpu->dtype, FAR * qkv[i]);
+}
+
+static void attention_case(struct twins *w, int batch, struct attention_size z, int kind, bool far)
 {
     const struct op_batch_spec *spec = &batch_spec[batch];
     int64_t T = spec->rows, C = (int64_t)z.heads * z.width;
@@ -204,6 +224,8 @@ static void attention_case(struct twins *w, int batch, struct attention_size z, 
     twin_batch(w, b, spec);
     struct twin_dropout drop = twin_dropout(w, p, SITE_ATTENTION, kind == DROP_TRAINING);
     double *values = op_random(gpu, T * 3 * C, 1.0);
+    if (far)
+        keys_enlarge(values, gpu, spec, C);
     struct problem x = {.q = &b[SIDE_CPU].host,
                         .heads = z.heads,
                         .width = z.width,
@@ -263,7 +285,24 @@ static void attention_cases(struct twins *w, int first, int end)
     for (int batch = first; batch < end; batch++)
         for (int i = 0; i < (batch == LONG ? 3 : 6); i++)
             for (int kind = 0; kind < DROPS; kind++)
-                attention_case(w, batch, sizes[i], kind);
+                attention_case(w, batch, sizes[i], kind, false);
+}
+
+/* In bf16 only: fp32 scores of this size differ by more than its bounds allow. */
+static void far_cases(const struct twin_group *g, struct twins *w)
+{
+    static const struct attention_size sizes[] = {{2, 32}, {2, 64}, {1, 128}};
+    (void)g;
+    if (w->side[SIDE_GPU].dtype != DTYPE_BF16)
+        return;
+    for (int i = 0; i < 3; i++)
+        for (int kind = 0; kind < DROPS; kind++)
+            attention_case(w, LATE, sizes[i], kind, true);
+}
+
+static void scores_far_beyond_those_before_agree_with_the_cpu(void **state)
+{
+    twin_group_each(state, far_cases);
 }
 
 static void short_cases(const struct twin_group *g, struct twins *w)
@@ -291,7 +330,7 @@ static void b25_no_rows_and_rows_of_no_sequence(void **state)
 static void long_cases(const struct twin_group *g, struct twins *w)
 {
     (void)g;
-    attention_cases(w, LONG, BATCHES);
+    attention_cases(w, LONG, LATE);
 }
 
 static void long_sequences_agree_with_the_cpu(void **state)
@@ -308,6 +347,7 @@ int main(void)
         cmocka_unit_test(short_sequences_agree_with_the_cpu),
         cmocka_unit_test(b25_no_rows_and_rows_of_no_sequence),
         cmocka_unit_test(long_sequences_agree_with_the_cpu),
+        cmocka_unit_test(scores_far_beyond_those_before_agree_with_the_cpu),
     };
     return cmocka_run_group_tests(tests, group_open, twin_group_close);
 }

@@ -96,7 +96,7 @@ template <int D, int ORDER> struct tile_copy {
 
 template <int D, int ORDER> __device__ inline struct tile_copy<D, ORDER> tile_copy_make(void) {
     struct tile_copy<D, ORDER> x;
-    x.row = threadIdx.x / x.CHUNKS;
+    x.row = threadIdx.x % MMA_THREADS / x.CHUNKS;
     x.chunk = threadIdx.x % x.CHUNKS;
 #pragma unroll
     for (int k = 0; k < x.PERIOD; k++) {
@@ -137,8 +137,10 @@ __device__ inline void key_stage_load(const struct tile_copy<D, ROWS_AS_KEYS> &x
                                       const bf16 *k, const bf16 *v, int64_t stride, int j, int keys)
 {
     if (j < keys) {
-        tile_load(x, stage, k + j * stride, stride, keys - j);
-        tile_load(x, stage + TILE * D, v + j * stride, stride, keys - j);
+        uint32_t at =
+            (uint32_t)j * (uint32_t)stride; /* of one sequence: fewer than 2^32 elements */
+        tile_load(x, stage, k + at, stride, keys - j);
+        tile_load(x, stage + TILE * D, v + at, stride, keys - j);
     }
     copies_commit();
 }
@@ -391,6 +393,27 @@ __device__ inline void softmax_step(struct softmax &x, float (&s)[N][4], float s
     }
 }
 
+/*
+ * The end of rows g and g + 8 of a warp's 16 from @row on: what its sums of values are multiplied
+ * with, @kept over the sum of its probabilities, and lse to memory. Without keys both are 0.
+ */
+__device__ static inline void softmax_end(float (&factor)[2], const struct softmax &sum,
+                                          const struct attention_args &a,
+                                          const struct attention_head &x, int h, int row,
+                                          float scale, float kept)
+{
+    int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        int i = row + lane / 4 + half * 8;
+        float total = quad_sum(sum.total[half]);
+        factor[half] = x.keys > 0 ? __fdividef(kept, total) : 0.0f;
+        if (lane % 4 == 0 && i < x.rows)
+            a.lse[h * a.q.rows + x.first + i] =
+                x.keys > 0 ? (sum.most[half] * scale + __log2f(total)) * LN_2 : 0.0f;
+    }
+}
+
 /* ---- dropout --------------------------------------------------------------------------------- */
 
 /*
@@ -405,18 +428,26 @@ struct keep_start {
     uint32_t c2, d0, e0, e1, e2; /* the parts of rounds 1, 2 and 3 that do not change */
 };
 
+/* The same value in all lanes, and the compiler knows: it lives in a uniform register. */
+__device__ static inline uint32_t uniform(uint32_t x)
+{
+    return __shfl_sync(0xFFFFFFFFu, x, 0);
+}
+
 __device__ static inline struct keep_start keep_start(const struct dropout_key &key,
                                                       uint32_t sample)
 {
     struct keep_start x;
+    uint32_t step = uniform(key.step);
+    sample = uniform(sample);
     x.on = key.on && key.threshold > 0;
     x.limit = (key.threshold << 17) - 1;
     x.threshold = key.threshold * 0x10001u;
-    x.k0 = (uint32_t)key.seed;
-    x.k1 = (uint32_t)(key.seed >> 32);
+    x.k0 = uniform((uint32_t)key.seed);
+    x.k1 = uniform((uint32_t)(key.seed >> 32));
     uint32_t a0 = __umulhi(PHILOX_M1, sample) ^ key.layer_site ^ x.k0, a1 = PHILOX_M1 * sample;
-    uint32_t a3 = PHILOX_M0 * key.step;
-    x.c2 = __umulhi(PHILOX_M0, key.step) ^ x.k1; /* xor the group: word 2 after round 1 */
+    uint32_t a3 = PHILOX_M0 * step;
+    x.c2 = __umulhi(PHILOX_M0, step) ^ x.k1; /* xor the group: word 2 after round 1 */
     x.d0 = a1 ^ (x.k0 + PHILOX_W0);
     uint32_t d2 = __umulhi(PHILOX_M0, a0) ^ a3 ^ (x.k1 + PHILOX_W1), d3 = PHILOX_M0 * a0;
     x.e0 = __umulhi(PHILOX_M1, d2) ^ (x.k0 + 2 * PHILOX_W0);

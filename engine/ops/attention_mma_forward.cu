@@ -95,15 +95,7 @@ __global__ static void __launch_bounds__(MMA_THREADS, forward_shape<D>::BLOCKS)
         }
     }
     float factor[2];
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        int i = row + lane / 4 + half * 8;
-        float total = quad_sum(sum.total[half]);
-        factor[half] = x.keys > 0 ? (key.on ? key.scale : 1.0f) / total : 0.0f;
-        if (lane % 4 == 0 && i < x.rows)
-            a.lse[h * a.q.rows + x.first + i] =
-                x.keys > 0 ? (sum.most[half] * scale + log2f(total)) * LN_2 : 0.0f;
-    }
+    softmax_end(factor, sum, a, x, h, row, scale, key.on ? key.scale : 1.0f);
     store_rows<D>(out + x.first * a.channels + attention_column(a, 0, h), a.channels, queries,
                   warp * 16, o, row, x.rows, x.rows, factor[0], factor[1]);
 }

@@ -111,6 +111,23 @@ __device__ static inline void product_down(float (&c)[4][4], const uint32_t (&le
                  : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right));
 }
 
+/* c (64, D) += left (16, 64)^T * right (16, D), both tiles with rows along the wide side. */
+__device__ static inline void product_across(float (&c)[8][4], uint64_t left, uint64_t right)
+{
+    asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" FIRST_16 ", " NEXT_16
+                 "}, %32, %33, 1, 1, 1, 1, 1;"
+                 : C16(c, 0), C16(c, 4)
+                 : "l"(left), "l"(right));
+}
+
+__device__ static inline void product_across(float (&c)[4][4], uint64_t left, uint64_t right)
+{
+    asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 {" FIRST_16
+                 "}, %16, %17, 1, 1, 1, 1, 1;"
+                 : C16(c, 0)
+                 : "l"(left), "l"(right));
+}
+
 /* c (64, 64) = left (64, D) * right (64, D)^T. */
 template <int D>
 __device__ inline void tiles_along(float (&c)[TILE_SETS][4], const bf16 *left, const bf16 *right)
@@ -142,6 +159,60 @@ __device__ static inline uint32_t left_part(const float (&c)[TILE_SETS][4], int 
     return pair(c[2 * k + i / 2][i % 2 * 2], c[2 * k + i / 2][i % 2 * 2 + 1]);
 }
 
+/* Four 8 x 8 matrices to shared memory, one address of a row from each lane. */
+__device__ static inline void store_matrices(uint32_t address, const uint32_t (&r)[4])
+{
+#ifdef WGMMA_CODE
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+                 "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+                 : "memory");
+#endif
+}
+
+/*
+ * This warp's 16 rows of accumulators, times a factor for rows g and one for g + 8, as bf16 rows
+ * @i0 .. into its rows of a tile, which nobody reads any more; zeros from row @valid on.
+ */
+template <int D>
+__device__ inline void rows_stage(bf16 *tile, const float (&c)[D / 8][4], int i0, int valid,
+                                  float factor_low, float factor_high)
+{
+    int lane = threadIdx.x % 32, row = threadIdx.x % MMA_THREADS / 32 * 16;
+    bool low = i0 + lane / 4 < valid, high = i0 + lane / 4 + 8 < valid;
+    struct lane_places at = lane_places<D>();
+#pragma unroll
+    for (int n = 0; n < D / 8; n += 2) {
+        uint32_t r[4];
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            r[2 * k] = pair(c[n + k][0] * factor_low, c[n + k][1] * factor_low);
+            r[2 * k + 1] = pair(c[n + k][2] * factor_high, c[n + k][3] * factor_high);
+        }
+        if (i0 + 16 > valid)
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+                r[k] = (k % 2 ? high : low) ? r[k] : 0;
+        store_matrices(place_at<D>(tile, at.tall, row, n * 8), r);
+    }
+    __syncwarp();
+}
+
+/* What rows_stage() left, 16 bytes a lane, to rows @i0 .. of @out, those below @rows. */
+template <int D>
+__device__ inline void rows_copy(bf16 *out, int64_t stride, const bf16 *tile, int i0, int rows)
+{
+    constexpr int CHUNKS = D / 8, ROWS = 32 / CHUNKS;
+    int lane = threadIdx.x % 32, row = threadIdx.x % MMA_THREADS / 32 * 16;
+    int chunk = lane % CHUNKS;
+    bf16 *to = out + (i0 + lane / CHUNKS) * stride + chunk * 8;
+#pragma unroll
+    for (int r = lane / CHUNKS; r < lane / CHUNKS + 16; r += ROWS) {
+        if (i0 + r < rows)
+            *(uint4 *)to = *(const uint4 *)(tile + tile_at<D>(row + r, chunk));
+        to += ROWS * stride;
+    }
+}
+
 /* ---- dropout --------------------------------------------------------------------------------- */
 
 /*
@@ -152,9 +223,9 @@ __device__ static inline uint32_t left_part(const float (&c)[TILE_SETS][4], int 
 __device__ static inline uint32_t keep_mask(uint32_t word, uint32_t threshold)
 {
     uint32_t mask;
-    asm volatile("{\n.reg .b32 lanes;\nabs.f16x2 lanes, %1;\nset.geu.u32.f16x2 %0, lanes, %2;\n}"
-                 : "=r"(mask)
-                 : "r"(word), "r"(threshold));
+    asm("{\n.reg .b32 lanes;\nabs.f16x2 lanes, %1;\nset.geu.u32.f16x2 %0, lanes, %2;\n}"
+        : "=r"(mask)
+        : "r"(word), "r"(threshold));
     return mask;
 }
 
