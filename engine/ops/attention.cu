@@ -105,10 +105,11 @@ enum status cuda_attention_backward(struct stream *s, struct tensor dqkv, struct
     TRY(stream_scratch(&workspace, s,
                        attention_workspace_bytes_cuda(heads, q->rows, q->count, q->max_length)));
     a.keep_pitch = attention_keep_pitch(q->max_length);
-    a.keep_slots = attention_keep_slots(q->rows, q->count);
+    a.part_slots = attention_part_slots(q->rows, q->count);
     a.delta = (float *)workspace;
+    a.parts = (float4 *)workspace;
     a.keep = (uint8_t *)workspace;
-    a.stats = (float2 *)(a.keep + heads * a.keep_slots * 64 * a.keep_pitch);
+    a.stats = (float2 *)(a.keep + heads * q->rows * a.keep_pitch);
     TRY(attention_kind(&kind, &a, qkv.dtype));
     if (kind == ATTENTION_WGMMA)
         return attention_wgmma_backward(s, &a);

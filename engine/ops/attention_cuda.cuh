@@ -22,10 +22,11 @@ struct attention_args {
     const void *dout;
     void *dqkv;
     float *delta;       /* (H, T), rows of dout * out summed over a head; plain kernels */
-    float2 *stats;      /* (H, T); this and keep: see attention_mma_backward.cu and _wgmma_ */
-    uint8_t *keep;      /* (H, T, keep_pitch), or (H, keep_slots, 64 keep_pitch) */
+    float2 *stats;      /* (H, T); this and keep: see attention_mma_backward.cu */
+    uint8_t *keep;      /* (H, T, keep_pitch) */
     int64_t keep_pitch; /* bytes */
-    int64_t keep_slots;
+    float4 *parts;      /* (H, part_slots, 64 D / 4): see attention_wgmma_backward.cu */
+    int64_t part_slots;
     struct sequences q;
     int heads, width;
     int64_t channels;

@@ -1,437 +1,334 @@
 /*
  * engine/ops/attention_wgmma_backward.cu - attention backward on Hopper's tensor cores.
  *
- * The two kernels of attention_mma_backward.cu with a warpgroup's products (attention_wgmma.cuh):
+ * One kernel makes dQ, dK and dV, so that scores, probabilities and masks are made once. A block
+ * has a head of a sequence, whole, and three warpgroups. It goes over the keys in passes of up to
+ * three tiles of 64, one a warpgroup, which keeps dK and dV of its tile in registers; in each pass
+ * all queries come by, 64 a step:
  *
- *   dQ       64 queries a block: S = Q K^T, dP = dO V^T, dS, dQ += dS K
- *   dK, dV   64 keys a block: S^T = K Q^T, dP^T = V dO^T, dV += mask(P)^T dO, dK += dS^T Q
+ *     each warpgroup    S^T = K Q^T    dP^T = V dO^T    dV += mask(P)^T dO    dK += dS^T Q
+ *     one of them       dQ = (dQ of the passes before) + dS K, over the keys of all three
  *
- * The first leaves in the workspace what the second needs:
- *
- *     stats (H, T) float2           lse * log2(e), delta
- *     keep  (H, slots, keys) uint64 bit i: this key is kept by query i of the 64 of a slot, where
- *                                   dropout is on; see keep_slot(); keys = 8 keep_pitch
+ * mask(P)^T and dS^T are left operands as they lie in registers; dS^T besides goes through shared
+ * memory to the warpgroup that has the turn: one without keys if there is one, else each in turn.
+ * It makes dQ in the next step, so a step has one barrier. Unfinished dQ stay in shared memory as
+ * the threads hold them, those of sequences of more than PARTS_HERE tiles in the workspace. The
+ * order of all sums is fixed.
  *
  * dS is made without the factor 1 / (1 - p), which dQ and dK get at the end, so that one masked P
- * serves all:
+ * serves all; with stats = (lse log2(e), delta (1 - p)) of a query:
  *
  *     dS (1 - p) = mask(P) dP - P (delta (1 - p))
  *
- * Rows past the end of a sequence are zeros in shared memory, with lse and delta 0: their P is 1
- * and all that it is multiplied with 0.
+ * Rows past the end of a sequence are zeros in shared memory, with stats 0: their P is 1 and all
+ * that it is multiplied with 0. Keys past the end weigh nothing.
  *
- * Operations: 14 n m D a head.
+ * Blocks are long, so the longest sequences come first.
+ *
+ * Operations: 10 n m D a head. Bytes: everything once, queries and dO once a pass.
  *
  * Source: Dao, FlashAttention-2, arXiv:2307.08691, algorithm 2.
  */
-#include "engine/ops/attention_wgmma.cuh"
+#include "engine/ops/attention_wgmma_block.cuh"
 
 #ifdef WGMMA_CODE
 
-/* dS of a masked and a whole probability; @delta times 1 - p. */
-__device__ static inline float score_gradient(float masked, float p, float dp, float delta)
-{
-    return fmaf(masked, dp, -(p * delta));
-}
+/* ---- steps ----------------------------------------------------------------------------------- */
 
-#endif
-
-/* ---- dQ -------------------------------------------------------------------------------------- */
-
-template <int D> struct dq_shape {
-    enum { BLOCKS = 3, STAGE = 2 * TILE * D /* elements */ };
-    enum { TILES = tile_bytes(TILE * (2 + 2 * STAGES), D) };
-    enum { BYTES = TILES + TILE * (int)sizeof(float2) };
-};
-
-#ifdef WGMMA_CODE
-
-/*
- * lse in powers of two and delta = dout . out of the block's rows, to @stats in shared memory and
- * to the workspace. Two threads a row.
- */
-template <int D>
-__device__ inline void query_stats(float2 *stats, const struct attention_args &a,
-                                   const struct attention_head &x, int h, int i0, const bf16 *douts,
-                                   const bf16 *outs)
-{
-    constexpr int CHUNKS = D / 16;
-    int row = threadIdx.x / 2, part = threadIdx.x % 2;
-    int64_t at = h * a.q.rows + x.first + i0 + row;
-    bool real = i0 + row < x.rows;
-    float delta = 0.0f, lse = real ? a.lse[at] * LOG2_E : 0.0f;
-#pragma unroll
-    for (int c = 0; c < CHUNKS; c++) {
-        int place = tile_at<D>(row, part * CHUNKS + c);
-        uint4 y = *(const uint4 *)(outs + place), d = *(const uint4 *)(douts + place);
-        const uint32_t left[4] = {y.x, y.y, y.z, y.w}, right[4] = {d.x, d.y, d.z, d.w};
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            float2 u = unpair(left[k]), v = unpair(right[k]);
-            delta += u.x * v.x + u.y * v.y;
-        }
-    }
-    delta += __shfl_xor_sync(0xFFFFFFFFu, delta, 1);
-    if (part == 0) {
-        stats[row] = make_float2(lse, delta);
-        if (real)
-            a.stats[at] = make_float2(lse, delta);
-    }
-}
-
-/* What a lane keeps of its rows g and g + 8. */
-struct query_rows {
-    float lse[2], delta[2]; /* lse in powers of two, delta times 1 - p */
-};
-
-/*
- * Where the keep bits of 64 queries from @i0 on begin. Sequence b has ceil(rows / 64) slots from
- * first / 64 + b on, which is before those of the next one.
- */
-__device__ static inline uint64_t *keep_slot(const struct attention_args &a,
-                                             const struct attention_head &x, int h, int b, int i0)
-{
-    int64_t slot = h * a.keep_slots + x.first / TILE + i0 / TILE + b;
-    return (uint64_t *)a.keep + slot * a.keep_pitch * 8;
-}
-
-/*
- * Bits of 8 x 8, a row in each of the lanes of one t, transposed; four such matrices in the bytes
- * of @x. In three exchanges a lane gets the half of its bits that the other one has.
- */
-__device__ static inline uint32_t bits_transposed(uint32_t x)
+/* Keys of this warp from @keys on weigh nothing. */
+__device__ static inline void mask_rows(float (&s)[TILE_SETS][4], int keys)
 {
     int g = threadIdx.x % 32 / 4;
-    const uint32_t stay[3] = {0x55555555u, 0x33333333u, 0x0F0F0F0Fu};
-#pragma unroll
-    for (int k = 0; k < 3; k++) {
-        int step = 1 << k;
-        uint32_t mine = g & step ? ~stay[k] : stay[k];
-        uint32_t other = __shfl_xor_sync(0xFFFFFFFFu, x, 4 * step);
-        uint32_t moved = __funnelshift_l(other, other, g & step ? 32 - step : step);
-        x = (x & mine) | (moved & ~mine);
-    }
-    return x;
-}
-
-/* A tile's keep bits of this warp's queries, by key: @keep is those of its first key. */
-__device__ static inline void
-keep_store(uint64_t *keep, const struct philox (&words)[2][TILE_SETS / 4], uint32_t threshold)
-{
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, key = lane % 4 * 8 + lane / 4;
-    uint32_t bits[2] = {0,
-                        0}; /* of rows g and g + 8: even keys in the lower half, odd ones above */
 #pragma unroll
     for (int half = 0; half < 2; half++)
+        if (g + 8 * half >= keys)
 #pragma unroll
-        for (int n = 0; n < TILE_SETS; n++)
-            bits[half] |= keep_mask(words[half][n / 4].word[n % 4], threshold) & 0x20001u << 2 * n;
-    uint32_t x = ((bits[0] | bits[0] >> 16) & 0xFFFFu) | ((bits[1] | bits[1] << 16) & 0xFFFF0000u);
-    x = __byte_perm(bits_transposed(x), 0, 0x3120); /* keys 8 t + g, and 32 on */
-    ((uint16_t *)(keep + key))[warp] = (uint16_t)x;
-    ((uint16_t *)(keep + key + 32))[warp] = (uint16_t)(x >> 16);
+            for (int n = 0; n < TILE_SETS; n++)
+                s[n][2 * half] = s[n][2 * half + 1] = -INFINITY;
 }
 
-/* Scores and dP to dS, as left operands. */
-template <bool DROP>
-__device__ inline void query_step(uint32_t (&left)[TILE / 16][4], const float (&s)[TILE_SETS][4],
-                                  const float (&dp)[TILE_SETS][4], const struct query_rows &q,
-                                  const struct philox (&words)[2][TILE_SETS / 4],
-                                  uint32_t threshold, float scale)
-{
-#pragma unroll
-    for (int n = 0; n < TILE_SETS; n++)
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            float p0 = exp2_fast(fmaf(s[n][2 * half], scale, -q.lse[half]));
-            float p1 = exp2_fast(fmaf(s[n][2 * half + 1], scale, -q.lse[half]));
-            float m0 = p0, m1 = p1;
-            if (DROP)
-                keep_pair(m0, m1, words[half][n / 4].word[n % 4], threshold);
-            left[n / 2][n % 2 * 2 + half] =
-                pair(score_gradient(m0, p0, dp[n][2 * half], q.delta[half]),
-                     score_gradient(m1, p1, dp[n][2 * half + 1], q.delta[half]));
-        }
-}
-
-/* dQ of the block's queries, without its factor. The first key stages are on their way. */
-template <int D, bool DROP>
-__device__ inline void
-dq_tiles(float (&dq)[D / 8][4], const struct query_rows &rows, const struct keep_start &keep,
-         const struct tile_copy<D, ROWS_AS_KEYS> &key_copy, const bf16 *queries, const bf16 *douts,
-         bf16 *stages, const struct attention_args &a, const struct attention_head &x, int h, int b,
-         int i0, float scale)
-{
-    constexpr int STAGE = dq_shape<D>::STAGE;
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    int64_t stride = 3 * a.channels;
-    const bf16 *k = (const bf16 *)a.qkv + x.first * stride + attention_column(a, 1, h);
-    const bf16 *v = k + a.channels;
-    uint32_t group = keep_group(x, a.q.positions, i0 + warp * 16 + lane / 4, 0) + lane % 4;
-    uint64_t *bits = keep_slot(a, x, h, b, i0);
-    for (int tile = 0, j0 = 0; j0 < x.keys; tile++, j0 += TILE) {
-        const bf16 *keys = stages + tile % STAGES * STAGE, *values = keys + TILE * D;
-        copies_wait<STAGES - 2>();
-        async_fence();
-        __syncthreads(); /* this stage is here, and nobody reads the one that is loaded next */
-        float s[TILE_SETS][4], dp[TILE_SETS][4];
-        uint32_t left[TILE / 16][4];
-        struct philox words[2][TILE_SETS / 4];
-        products_begin();
-        tiles_along<D>(s, queries, keys);
-        tiles_along<D>(dp, douts, values);
-        products_end();
-        key_stage_load<D>(key_copy, stages + (tile + STAGES - 1) % STAGES * STAGE, k, v, stride,
-                          j0 + (STAGES - 1) * TILE, x.keys);
-        if (DROP) {
-#pragma unroll
-            for (int half = 0; half < 2; half++)
-#pragma unroll
-                for (int part = 0; part < TILE_SETS / 4; part++)
-                    words[half][part] = keep_words(keep, group + (uint32_t)j0 / 8 + part * 4 +
-                                                             half * (uint32_t)a.q.positions);
-            keep_store(bits + j0, words, keep.threshold);
-        }
-        products_wait<0>();
-        hold(s);
-        hold(dp);
-        if (j0 + TILE > x.keys)
-            mask_tail<TILE_SETS>(s, x.keys - j0);
-        query_step<DROP>(left, s, dp, rows, words, keep.threshold, scale);
-        products_begin();
-        tiles_down<D>(dq, left, keys);
-        products_end();
-        products_wait<0>();
-        hold(dq);
-    }
-}
-
-#endif
-
-template <int D>
-__global__ static void __launch_bounds__(MMA_THREADS, dq_shape<D>::BLOCKS)
-    wgmma_dq_kernel(struct attention_args a)
-{
-#ifdef WGMMA_CODE
-    constexpr int STAGE = dq_shape<D>::STAGE;
-    extern __shared__ __align__(1024) bf16 shared[];
-    bf16 *queries = shared, *douts = queries + TILE * D, *stages = douts + TILE * D;
-    bf16 *outs = stages + (STAGES - 1) * STAGE; /* in the last stage, until that is loaded */
-    float2 *stats = (float2 *)(stages + STAGES * STAGE);
-    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, h = blockIdx.y, b = blockIdx.z;
-    int i0 = blockIdx.x * TILE, row = i0 + warp * 16;
-    int64_t stride = 3 * a.channels;
-    bf16 *dqkv = (bf16 *)a.dqkv;
-    if (b == a.q.count) {
-        attention_zero_rows(a, dqkv, attention_column(a, 0, h), stride, NULL, h);
-        return;
-    }
-    struct attention_head x = attention_head(a, b, h);
-    if (i0 >= x.rows)
-        return;
-    const bf16 *base = (const bf16 *)a.qkv + x.first * stride;
-    const bf16 *k = base + attention_column(a, 1, h), *v = base + attention_column(a, 2, h);
-    int64_t from = (x.first + i0) * a.channels + attention_column(a, 0, h);
-    struct tile_copy<D, ROWS_AS_KEYS> key_copy = tile_copy_make<D, ROWS_AS_KEYS>();
-    struct tile_copy<D, ROWS_IN_ORDER> row_copy = tile_copy_make<D, ROWS_IN_ORDER>();
-    tile_load(row_copy, queries, base + i0 * stride + attention_column(a, 0, h), stride,
-              x.rows - i0);
-    tile_load(row_copy, douts, (const bf16 *)a.dout + from, a.channels, x.rows - i0);
-    tile_load(row_copy, outs, (const bf16 *)a.out + from, a.channels, x.rows - i0);
-    copies_commit();
-    for (int n = 0; n < STAGES - 1; n++)
-        key_stage_load<D>(key_copy, stages + n * STAGE, k, v, stride, n * TILE, x.keys);
-    struct dropout_key key = dropout_key(a.drop);
-    struct keep_start keep = keep_start(key, x.sample);
-    float dq[D / 8][4] = {}, scale = a.scale * LOG2_E, kept = key.on ? key.scale : 1.0f;
-    copies_wait<STAGES - 1>();
-    __syncthreads();
-    query_stats<D>(stats, a, x, h, i0, douts, outs);
-    __syncthreads();
-    struct query_rows rows;
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        int i = warp * 16 + lane / 4 + 8 * half;
-        rows.lse[half] = stats[i].x;
-        rows.delta[half] = stats[i].y / kept;
-    }
-    if (keep.on)
-        dq_tiles<D, true>(dq, rows, keep, key_copy, queries, douts, stages, a, x, h, b, i0, scale);
-    else
-        dq_tiles<D, false>(dq, rows, keep, key_copy, queries, douts, stages, a, x, h, b, i0, scale);
-    __syncthreads(); /* the last products have read the queries */
-    float factor = a.scale * kept;
-    store_rows<D>(dqkv + x.first * stride + attention_column(a, 0, h), stride, queries, warp * 16,
-                  dq, row, x.rows, x.rows, factor, factor);
-#endif
-}
-
-/* ---- dK, dV ---------------------------------------------------------------------------------- */
-
-template <int D> struct dkv_shape {
-    enum { BLOCKS = 3 };
-    enum { TILES = tile_bytes(2 * TILE, D), STAGE = TILES + 1024 /* stats and bits */ };
-    enum { BYTES = TILES + STAGES * STAGE };
+/* Stats of this lane's queries of accumulators 2 k and 2 k + 1, two queries each. */
+struct query_pairs {
+    float4 of[2];
 };
 
-#ifdef WGMMA_CODE
-
-/* A stage: 64 queries, their dout, stats, and keep bits of this tile's 64 keys. */
-struct query_stage {
-    bf16 *queries, *douts;
-    float2 *stats;
-    uint64_t *keep;
-};
-
-template <int D> __device__ inline struct query_stage query_stage(bf16 *shared, int stage)
+__device__ static inline struct query_pairs query_pairs(const float2 *stats, int k)
 {
-    char *at = (char *)(shared + 2 * TILE * D) + stage * dkv_shape<D>::STAGE;
-    struct query_stage x;
-    x.queries = (bf16 *)at;
-    x.douts = x.queries + TILE * D;
-    x.stats = (float2 *)(x.douts + TILE * D);
-    x.keep = (uint64_t *)(x.stats + TILE);
+    const float4 *at = (const float4 *)(stats + 16 * k + threadIdx.x % 4 * 2);
+    struct query_pairs x = {{at[0], at[4]}};
     return x;
 }
 
-/* Start to load queries i0 .. i0 + 63, with the bits of keys from @j0 on; nothing past the end, but
- * a group. */
-template <int D, bool DROP>
-__device__ inline void
-query_stage_load(const struct tile_copy<D, ROWS_IN_ORDER> &row_copy, const struct query_stage &to,
-                 const struct attention_args &a, const struct attention_head &x, int h, int b,
-                 int i0, int j0)
-{
-    if (i0 < x.rows) {
-        int64_t stride = 3 * a.channels, first = x.first + i0, column = attention_column(a, 0, h);
-        tile_load(row_copy, to.queries, (const bf16 *)a.qkv + first * stride + column, stride,
-                  x.rows - i0);
-        tile_load(row_copy, to.douts, (const bf16 *)a.dout + first * a.channels + column,
-                  a.channels, x.rows - i0);
-        int i = threadIdx.x % TILE;
-        bool real = i0 + i < x.rows;
-        if (threadIdx.x < TILE)
-            copy_8(to.stats + i, a.stats + h * a.q.rows + first + (real ? i : 0), real);
-        else if (DROP && i < TILE / 2)
-            copy_16(shared_address(to.keep + 2 * i), keep_slot(a, x, h, b, i0) + j0 + 2 * i);
-    }
-    copies_commit();
-}
-
-/* S^T and dP^T to mask(P)^T and dS^T, as left operands; @unkept: 1 - p. */
+/* mask(P)^T and dS^T of 16 queries, accumulators 2 k and 2 k + 1, as left operands. */
 template <bool DROP>
-__device__ inline void key_step(uint32_t (&masked)[TILE / 16][4],
-                                uint32_t (&gradient)[TILE / 16][4], const float (&s)[TILE_SETS][4],
-                                const float (&dp)[TILE_SETS][4], const struct query_stage &q,
-                                float scale, float unkept)
+__device__ inline void key_step(uint32_t (&masked)[4], uint32_t (&gradient)[4],
+                                const float (&s)[TILE_SETS][4], const float (&dp)[TILE_SETS][4],
+                                int k, const struct query_pairs &stats, uint32_t bits, float scale)
 {
-    int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, warp = threadIdx.x / 32;
-    uint32_t bits[2][2]; /* [key g or g + 8][query / 32] from query 2 t on */
 #pragma unroll
-    for (int half = 0; half < 2 && DROP; half++) {
-        uint2 x = *(const uint2 *)(q.keep + warp * 16 + half * 8 + g);
-        bits[half][0] = x.x >> 2 * t;
-        bits[half][1] = x.y >> 2 * t;
-    }
-#pragma unroll
-    for (int n = 0; n < TILE_SETS; n++) {
-        float4 stats = *(const float4 *)(q.stats + 8 * n + 2 * t); /* of two queries */
-        float lse[2] = {stats.x, stats.z}, delta[2] = {stats.y * unkept, stats.w * unkept};
-        float m[4], d[4];
+    for (int i = 0; i < 2; i++) {
+        int n = 2 * k + i;
+        float4 x = stats.of[i];
+        float lse[2] = {x.x, x.z}, delta[2] = {x.y, x.w}, p[4], m[4], d[4];
 #pragma unroll
         for (int r = 0; r < 4; r++) {
-            float p = exp2_fast(fmaf(s[n][r], scale, -lse[r % 2]));
-            m[r] = DROP && !(bits[r / 2][n / 4] & 1u << (n % 4 * 8 + r % 2)) ? 0.0f : p;
-            d[r] = score_gradient(m[r], p, dp[n][r], delta[r % 2]);
+            p[r] = exp2_fast(fmaf(s[n][r], scale, -lse[r % 2]));
+            m[r] = DROP && !(bits & 1u << (r / 2 * 16 + r % 2 * 8 + n)) ? 0.0f : p[r];
+            d[r] = fmaf(m[r], dp[n][r], -(p[r] * delta[r % 2]));
         }
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            masked[n / 2][n % 2 * 2 + half] = pair(m[2 * half], m[2 * half + 1]);
-            gradient[n / 2][n % 2 * 2 + half] = pair(d[2 * half], d[2 * half + 1]);
+            masked[2 * i + half] = pair(m[2 * half], m[2 * half + 1]);
+            gradient[2 * i + half] = pair(d[2 * half], d[2 * half + 1]);
         }
     }
 }
 
-/* dK and dV of the block's keys, without their factors, over @queries of the sequence. */
+/*
+ * A warpgroup's keys and a tile of queries: dK and dV, whose products are under way at the end,
+ * and dS^T. S^T and dP^T are there, and the first of the stats.
+ */
 template <int D, bool DROP>
-__device__ inline void dkv_tiles(float (&dk)[D / 8][4], float (&dv)[D / 8][4], bf16 *shared,
-                                 const struct attention_args &a, const struct attention_head &x,
-                                 int h, int b, int j0, int queries, float scale, float unkept)
+__device__ inline void keys_step(float (&dk)[D / 8][4], float (&dv)[D / 8][4], bf16 *gradients,
+                                 const float (&s)[TILE_SETS][4], const float (&dp)[TILE_SETS][4],
+                                 const bf16 *queries, const bf16 *douts, const float2 *stats,
+                                 struct query_pairs ahead, uint32_t bits, float scale)
 {
-    bf16 *keys = shared, *values = shared + TILE * D;
-    int64_t stride = 3 * a.channels;
-    struct tile_copy<D, ROWS_IN_ORDER> row_copy = tile_copy_make<D, ROWS_IN_ORDER>();
-    if (queries > 0) { /* keys and values come with the first group */
-        const bf16 *base = (const bf16 *)a.qkv + (x.first + j0) * stride;
-        tile_load(row_copy, keys, base + attention_column(a, 1, h), stride, x.keys - j0);
-        tile_load(row_copy, values, base + attention_column(a, 2, h), stride, x.keys - j0);
-        for (int n = 0; n < STAGES - 1; n++)
-            query_stage_load<D, DROP>(row_copy, query_stage<D>(shared, n), a, x, h, b, n * TILE,
-                                      j0);
+    constexpr uint64_t STEP_16 = 16 * D * sizeof(bf16) / 16;
+    uint64_t q = tile_descriptor<D>(queries, 0, 0), o = tile_descriptor<D>(douts, 0, 0);
+    uint32_t place = lane_places<TILE>().tall, row = threadIdx.x % MMA_THREADS / 32 * 16;
+    uint32_t masked[TILE / 16][4], gradient[TILE / 16][4];
+#pragma unroll
+    for (int k = 0; k < TILE / 16; k++) {
+        key_step<DROP>(masked[k], gradient[k], s, dp, k, ahead, bits, scale);
+        if (k + 1 < TILE / 16)
+            ahead = query_pairs(stats, k + 1);
+        store_matrices(place_at<TILE>(gradients, place, (int)row, k * 16), gradient[k]);
+        products_begin();
+        product_down(dv, masked[k], o + k * STEP_16);
+        product_down(dk, gradient[k], q + k * STEP_16);
     }
-    for (int tile = 0, i0 = 0; i0 < queries; tile++, i0 += TILE) {
-        struct query_stage now = query_stage<D>(shared, tile % STAGES);
-        copies_wait<STAGES - 2>();
+    products_end();
+}
+
+/* Begin S^T and dP^T. */
+template <int D>
+__device__ inline void scores_begin(float (&s)[TILE_SETS][4], float (&dp)[TILE_SETS][4],
+                                    const bf16 *keys, const bf16 *values, const bf16 *queries,
+                                    const bf16 *douts)
+{
+    products_begin();
+    tiles_along<D>(s, keys, queries);
+    tiles_along<D>(dp, values, douts);
+    products_end();
+}
+
+/* Barrier of one warpgroup. */
+__device__ static inline void group_barrier(int group)
+{
+    asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"((int)MMA_THREADS) : "memory");
+}
+
+/* A warpgroup's turn: dQ of tile @i over the @count key tiles of a pass; @gradients: their dS^T. */
+struct turn {
+    bf16 *gradients;
+    int i, count;
+    bool first, last; /* pass */
+};
+
+/* Begin its products. */
+template <int D>
+__device__ inline void turn_begin(float (&dq)[D / 8][4], const struct backward_memory &m,
+                                  const struct backward_head &y, const struct turn &t)
+{
+    using shape = backward_shape<D>;
+    constexpr uint64_t STEP_16 = 16 * D * sizeof(bf16) / 16, GRADIENT_16 = 16 * TILE * 2 / 16;
+    const float4 *part = y.parts + t.i * shape::PART + threadIdx.x % MMA_THREADS;
+#pragma unroll
+    for (int n = 0; n < D / 8; n++) {
+        float4 x = t.first ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : part[n * MMA_THREADS];
+        dq[n][0] = x.x, dq[n][1] = x.y, dq[n][2] = x.z, dq[n][3] = x.w;
+    }
+    products_begin();
+#pragma unroll 1
+    for (int g = 0; g < t.count; g++) {
+        uint64_t left = tile_descriptor<TILE>(t.gradients + g * shape::GRADIENTS, 0, 0);
+        uint64_t right = tile_descriptor<D>(m.keys + g * shape::ROWS, 0, 0);
+#pragma unroll
+        for (uint64_t k = 0; k < TILE / 16; k++)
+            product_across(dq, left + k * GRADIENT_16, right + k * STEP_16);
+    }
+    products_end();
+}
+
+/* Wait for them; keep the sum, or lay the rows where turn_copy() finds them. */
+template <int D>
+__device__ inline void turn_end(float (&dq)[D / 8][4], const struct backward_head &y,
+                                const struct turn &t, float factor)
+{
+    int row = t.i * TILE + threadIdx.x % MMA_THREADS / 32 * 16;
+    float4 *part = y.parts + t.i * backward_shape<D>::PART + threadIdx.x % MMA_THREADS;
+    products_wait<0>();
+    hold(dq);
+    if (t.last) {
+        group_barrier(y.group); /* all warps have read dS */
+        rows_stage<D>(t.gradients, dq, row, y.x.rows, factor, factor);
+        return;
+    }
+#pragma unroll
+    for (int n = 0; n < D / 8; n++)
+        part[n * MMA_THREADS] = make_float4(dq[n][0], dq[n][1], dq[n][2], dq[n][3]);
+}
+
+template <int D>
+__device__ inline void turn_copy(const struct backward_head &y, const struct turn &t)
+{
+    if (t.last)
+        rows_copy<D>(y.dqueries, 3 * y.channels, t.gradients,
+                     t.i * TILE + threadIdx.x % MMA_THREADS / 32 * 16, y.x.rows);
+}
+
+/* All gradients of a head of a sequence with keys. */
+template <int D, bool DROP>
+__device__ inline void head_backward(const struct backward_memory &m, const struct backward_head &y,
+                                     const struct keep_start &keep, float factor, int positions)
+{
+    using shape = backward_shape<D>;
+    struct tile_copy<D, ROWS_IN_ORDER> copy = tile_copy_make<D, ROWS_IN_ORDER>();
+    int lane = threadIdx.x % 32, warp = threadIdx.x % MMA_THREADS / 32;
+    int passes = (y.key_tiles + GROUPS - 1) / GROUPS, share = (y.key_tiles + passes - 1) / passes;
+    uint32_t row_groups = (uint32_t)positions / 8, bits = 0;
+    int stage = 0;
+    bool makes_stats = y.group == GROUPS - 1;
+    bf16 *keys = m.keys + y.group * shape::ROWS, *values = m.values + y.group * shape::ROWS;
+    struct query_stream stream = query_stream<D>(copy, y);
+    float lse = queries_load<D>(stream, copy, m, y, 0, 0, true);
+    for (int pass = 0, first = 0; pass < passes; pass++, first += share) {
+        int count = y.key_tiles - first < share ? y.key_tiles - first : share;
+        int j0 = (first + y.group) * TILE + warp * 16; /* of this warp */
+        uint32_t group = keep_group(y.x, positions, lane / 4 * 8 + lane % 4 * 2, j0);
+        bool mine = y.group < count, last = pass == passes - 1;
+        float dk[D / 8][4] = {}, dv[D / 8][4] = {};
+        if (mine)
+            keys_load<D>(copy, keys, values, y, (first + y.group) * TILE);
+        copies_commit();
+        if (DROP)
+            bits = keep_bits(keep, group, row_groups);
+        copies_wait<0>();
+        if (makes_stats && pass == 0)
+            stats_make<D>(copy, m, y, 0, stage, lse);
         async_fence();
-        __syncthreads(); /* this stage is here, and nobody reads the one that is loaded next */
-        float s[TILE_SETS][4], dp[TILE_SETS][4];
-        uint32_t masked[TILE / 16][4], gradient[TILE / 16][4];
-        products_begin();
-        tiles_along<D>(s, keys, now.queries);
-        tiles_along<D>(dp, values, now.douts);
-        products_end();
-        query_stage_load<D, DROP>(row_copy, query_stage<D>(shared, (tile + STAGES - 1) % STAGES), a,
-                                  x, h, b, i0 + (STAGES - 1) * TILE, j0);
-        products_wait<0>();
-        hold(s);
-        hold(dp);
-        key_step<DROP>(masked, gradient, s, dp, now, scale, unkept);
-        products_begin();
-        tiles_down<D>(dv, masked, now.douts);
-        tiles_down<D>(dk, gradient, now.queries);
-        products_end();
-        products_wait<0>();
-        hold(dv);
-        hold(dk);
+        __syncthreads(); /* keys, values and the first queries are here */
+#pragma unroll 1
+        for (int i = 0;; i++) {
+            int next = i + 1 < y.tiles ? i + 1 : 0;
+            bool more = i < y.tiles && (next > 0 || !last);
+            bool makes = more && (!y.here || (pass == 0 && next > 0));
+            bool turn = i > 0 && y.group == (count < GROUPS ? GROUPS - 1 : (i - 1) % GROUPS);
+            struct turn t = {m.gradients + (i - 1) % 2 * GROUPS * shape::GRADIENTS, i - 1, count,
+                             pass == 0, last};
+            if (more)
+                lse = queries_load<D>(stream, copy, m, y, next, stage ^ 1, makes);
+            if (turn) {
+                float dq[D / 8][4];
+                turn_begin<D>(dq, m, y, t);
+                turn_end<D>(dq, y, t, factor);
+            }
+            if (i == y.tiles) {
+                if (turn)
+                    turn_copy<D>(y, t);
+                break;
+            }
+            if (mine) {
+                const bf16 *queries = m.stages + stage * shape::STAGE;
+                const bf16 *douts = queries + shape::ROWS;
+                const float2 *stats = m.stats + query_slot(y, i, stage) * TILE;
+                bf16 *gradients = m.gradients + (i % 2 * GROUPS + y.group) * shape::GRADIENTS;
+                float s[TILE_SETS][4], dp[TILE_SETS][4];
+                scores_begin<D>(s, dp, keys, values, queries, douts);
+                if (turn)
+                    turn_copy<D>(y, t);
+                struct query_pairs ahead = query_pairs(stats, 0);
+                products_wait<0>();
+                hold(s);
+                hold(dp);
+                if (j0 + 16 > y.x.keys)
+                    mask_rows(s, y.x.keys - j0);
+                keys_step<D, DROP>(dk, dv, gradients, s, dp, queries, douts, stats, ahead, bits,
+                                   y.scale);
+                if (DROP && i + 1 < y.tiles) /* under the products: registers are free now */
+                    bits =
+                        keep_bits(keep, group + (uint32_t)(i + 1) * TILE * row_groups, row_groups);
+                products_wait<0>();
+                hold(dk);
+                hold(dv);
+            } else if (turn) {
+                turn_copy<D>(y, t);
+            }
+            copies_wait<0>();
+            if (makes_stats && makes)
+                stats_make<D>(copy, m, y, next, stage ^ 1, lse);
+            async_fence();
+            __syncthreads(); /* dS and the next queries are here; these have been read */
+            stage ^= 1;
+        }
+        if (mine) { /* through dS of the tile before, which has been read */
+            bf16 *to = y.dqueries + y.channels;
+            bf16 *tile = m.gradients + (y.tiles % 2 * GROUPS + y.group) * shape::GRADIENTS;
+            rows_stage<D>(tile, dk, j0, y.x.keys, factor, factor);
+            rows_copy<D>(to, 3 * y.channels, tile, j0, y.x.rows);
+            __syncwarp();
+            rows_stage<D>(tile, dv, j0, y.x.keys, y.kept, y.kept);
+            rows_copy<D>(to + y.channels, 3 * y.channels, tile, j0, y.x.rows);
+        }
+        __syncthreads(); /* keys have been read */
     }
+}
+
+/* Zeros in part @part (0: queries) of the rows from @row on. */
+template <int D> __device__ inline void rows_zero(const struct backward_head &y, int part, int row)
+{
+    constexpr int CHUNKS = D / 8;
+    bf16 *to = y.dqueries + part * y.channels + threadIdx.x % CHUNKS * 8;
+#pragma unroll 1
+    for (int i = row + threadIdx.x / CHUNKS; i < y.x.rows; i += BACKWARD_THREADS / CHUNKS)
+        *(uint4 *)(to + (int64_t)i * 3 * y.channels) = make_uint4(0, 0, 0, 0);
 }
 
 #endif
 
 template <int D>
-__global__ static void __launch_bounds__(MMA_THREADS, dkv_shape<D>::BLOCKS)
-    wgmma_dkv_kernel(struct attention_args a)
+__global__ static void __launch_bounds__(BACKWARD_THREADS, 1)
+    wgmma_backward_kernel(struct attention_args a)
 {
 #ifdef WGMMA_CODE
     extern __shared__ __align__(1024) bf16 shared[];
-    bf16 *keys = shared, *values = shared + TILE * D;
-    int warp = threadIdx.x / 32, h = blockIdx.y, b = blockIdx.z;
-    int j0 = blockIdx.x * TILE, row = j0 + warp * 16;
-    int64_t stride = 3 * a.channels;
-    bf16 *dqkv = (bf16 *)a.dqkv;
-    if (b == a.q.count) {
-        attention_zero_rows(a, dqkv, attention_column(a, 1, h), stride, NULL, h);
-        attention_zero_rows(a, dqkv, attention_column(a, 2, h), stride, NULL, h);
+    struct backward_memory m = backward_memory<D>(shared);
+    int h = blockIdx.y, rank = blockIdx.z;
+    if (rank == a.q.count) {
+        for (int part = 0; part < 3; part++)
+            attention_zero_rows(a, (bf16 *)a.dqkv, attention_column(a, part, h), 3 * a.channels,
+                                NULL, h);
         return;
     }
-    struct attention_head x = attention_head(a, b, h);
-    if (j0 >= x.rows)
-        return;
+    int b;
     struct dropout_key key = dropout_key(a.drop);
-    bool on = key.on && key.threshold > 0;
-    int queries = j0 < x.keys ? x.rows : 0; /* a tile without keys has no partners: zeros */
-    float dk[D / 8][4] = {}, dv[D / 8][4] = {};
-    float scale = a.scale * LOG2_E, kept = key.on ? key.scale : 1.0f, unkept = 1.0f / kept;
-    if (on)
-        dkv_tiles<D, true>(dk, dv, shared, a, x, h, b, j0, queries, scale, unkept);
-    else
-        dkv_tiles<D, false>(dk, dv, shared, a, x, h, b, j0, queries, scale, unkept);
-    __syncthreads(); /* the last products have read keys and values */
-    bf16 *to = dqkv + x.first * stride;
-    store_rows<D>(to + attention_column(a, 1, h), stride, keys, warp * 16, dk, row, x.rows, x.keys,
-                  a.scale * kept, a.scale * kept);
-    store_rows<D>(to + attention_column(a, 2, h), stride, values, warp * 16, dv, row, x.rows,
-                  x.keys, kept, kept);
+    struct attention_head x = head_of_rank((struct sequence_order *)m.stats, &b, a, h, rank);
+    if (x.rows == 0)
+        return;
+    struct backward_head y = backward_head<D>(m, a, x, h, b);
+    struct keep_start keep = keep_start(key, x.sample);
+    y.kept = key.on ? key.scale : 1.0f;
+    y.unkept = 1.0f / y.kept;
+    if (x.keys == 0)
+        rows_zero<D>(y, 0, 0);
+    for (int part = 1; part < 3; part++)
+        rows_zero<D>(y, part, y.key_tiles * TILE);
+    __syncthreads(); /* the order has been read */
+    if (keep.on && x.keys > 0)
+        head_backward<D, true>(m, y, keep, a.scale * y.kept, a.q.positions);
+    else if (x.keys > 0)
+        head_backward<D, false>(m, y, keep, a.scale * y.kept, a.q.positions);
 #endif
 }
 
@@ -439,10 +336,9 @@ __global__ static void __launch_bounds__(MMA_THREADS, dkv_shape<D>::BLOCKS)
 
 template <int D> static enum status backward_open(void)
 {
-    TRY(CUDA(cudaFuncSetAttribute(wgmma_dq_kernel<D>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  dq_shape<D>::BYTES)));
-    return CUDA(cudaFuncSetAttribute(
-        wgmma_dkv_kernel<D>, cudaFuncAttributeMaxDynamicSharedMemorySize, dkv_shape<D>::BYTES));
+    return CUDA(cudaFuncSetAttribute(wgmma_backward_kernel<D>,
+                                     cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                     backward_shape<D>::BYTES));
 }
 
 enum status attention_wgmma_backward_open(void)
@@ -453,11 +349,9 @@ enum status attention_wgmma_backward_open(void)
 
 template <int D> static enum status backward(struct stream *s, const struct attention_args *a)
 {
-    wgmma_dq_kernel<D>
-        <<<attention_grid(a, TILE), MMA_THREADS, dq_shape<D>::BYTES, stream_cuda(s)>>>(*a);
-    TRY(CUDA(cudaGetLastError()));
-    wgmma_dkv_kernel<D>
-        <<<attention_grid(a, TILE), MMA_THREADS, dkv_shape<D>::BYTES, stream_cuda(s)>>>(*a);
+    dim3 grid(1, (unsigned)a->heads, (unsigned)a->q.count + 1);
+    wgmma_backward_kernel<D>
+        <<<grid, BACKWARD_THREADS, backward_shape<D>::BYTES, stream_cuda(s)>>>(*a);
     return CUDA(cudaGetLastError());
 }
 

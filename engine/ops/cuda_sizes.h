@@ -28,18 +28,27 @@ static inline int64_t attention_keep_pitch(int64_t max_length)
     return (max_length + 63) / 64 * 8;
 }
 
+/* Rows of a sequence whose unfinished dQ Hopper's backward keeps on the multiprocessor. */
+enum { ATTENTION_ROWS_HERE = 384 };
+
 /* Tiles of 64 rows that lie in one sequence each, with gaps: of @count sequences of @rows rows. */
-static inline int64_t attention_keep_slots(int64_t rows, int64_t count)
+static inline int64_t attention_part_slots(int64_t rows, int64_t count)
 {
     return rows / 64 + count + 1;
 }
 
-/** attention_workspace_bytes_cuda() - of backward: two floats and the keep bits a row and head. */
+/**
+ * attention_workspace_bytes_cuda() - of backward: two floats and the keep bits a row and head, or
+ * dQ of heads of up to 64 in single precision, if there may be sequences of more than
+ * ATTENTION_ROWS_HERE.
+ */
 static inline size_t attention_workspace_bytes_cuda(int64_t heads, int64_t rows, int64_t sequences,
                                                     int64_t max_length)
 {
-    int64_t keep = attention_keep_slots(rows, sequences) * 64 * attention_keep_pitch(max_length);
-    return (size_t)heads * ((size_t)rows * 2 * sizeof(float) + (size_t)keep);
+    int64_t keep = rows * (2 * (int64_t)sizeof(float) + attention_keep_pitch(max_length));
+    int64_t parts = attention_part_slots(rows, sequences) * 64 * 64 * (int64_t)sizeof(float);
+    return (size_t)heads *
+           (size_t)(max_length > ATTENTION_ROWS_HERE && parts > keep ? parts : keep);
 }
 
 /** cuda_workspace_bytes() - the CUDA backend's entry workspace_bytes; @device is not used. */
