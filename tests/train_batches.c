@@ -157,6 +157,7 @@ static void a_run_without_an_end_is_planned_by_a_bound(void **state)
     (void)state;
     int32_t lengths[SAMPLES];
     make_lengths(lengths, 9);
+    assert_int_equal(sampler_foreseen(&(struct sampler){0}, 0), 0); /* evaluation alone */
     for (int world = 1; world <= 8; world++) {
         struct sampler s;
         assert_ok(sampler_init(&s, lengths, SAMPLES, world, 2, 4, 3));

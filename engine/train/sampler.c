@@ -90,6 +90,8 @@ int64_t sampler_class(const struct sampler *s, int micro)
 
 int64_t sampler_foreseen(const struct sampler *s, int64_t steps)
 {
+    if (steps == 0) /* then there may be no samples */
+        return 0;
     int64_t most = s->foresee / s->global_batch + 1;
     return steps < most ? steps : most;
 }
