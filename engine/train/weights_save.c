@@ -1,5 +1,6 @@
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include "engine/base/file.h"
 #include "engine/base/log.h"
@@ -19,7 +20,8 @@ struct weights_writing {
     struct safetensors_writer writer;
     struct safetensors_tensor *tensors; /* owned */
     float *staging;                     /* owned, pinned */
-    char *names;                        /* owned; every rank's HIDDEN_NAME_BYTES */
+    struct event copied;
+    char *names; /* owned; every rank's HIDDEN_NAME_BYTES */
 };
 
 enum { HIDDEN_NAME_BYTES = 128 };
@@ -34,6 +36,7 @@ static enum status list_tensors(struct weights_writing *s)
                                         .dims = m->tensors[i].dims,
                                         .shape = {m->tensors[i].shape[0], m->tensors[i].shape[1]}};
     TRY(mem_alloc(&s->names, HIDDEN_NAME_BYTES * (size_t)s->t->comm->world_size));
+    TRY(event_open(s->t->device, &s->copied));
     return device_alloc_host(s->t->device, (void **)&s->staging,
                              sizeof *s->staging * STAGING_NUMEL);
 }
@@ -69,6 +72,19 @@ static enum status write_part(void *context, struct weights_part part)
                                    s->staging + part.range_first);
 }
 
+/* Not event_wait(), which looks after the communicator meanwhile: that is for the rank's thread. */
+static enum status wait_for_copy(struct weights_writing *s)
+{
+    enum { PAUSE_NS = 20 * 1000 };
+    bool copied = false;
+    while (!copied) {
+        TRY(event_query(&s->copied, &copied));
+        if (!copied)
+            nanosleep(&(struct timespec){.tv_nsec = PAUSE_NS}, NULL);
+    }
+    return ST_OK;
+}
+
 /* This rank's shard of every unit, also where others hold the same. In a thread of its own. */
 static enum status write_shards(void *context)
 {
@@ -86,7 +102,8 @@ static enum status write_shards(void *context)
             int64_t n = view.numel - done < STAGING_NUMEL ? view.numel - done : STAGING_NUMEL;
             TRY(device_copy(stream, s->staging, view.master + done,
                             sizeof *s->staging * (size_t)n));
-            TRY(stream_sync(stream));
+            TRY(event_record(&s->copied, stream));
+            TRY(wait_for_copy(s));
             TRY(weights_each_part(&t->setup.model, u, own + done, n, write_part, s));
         }
     }
@@ -148,6 +165,7 @@ void weights_save_drop(struct weights_writing **writing)
         return;
     background_join(&s->thread);
     safetensors_writer_close(&s->writer);
+    event_close(&s->copied);
     mem_free(&s->tensors);
     mem_free(&s->names);
     device_free_host(s->t->device, (void **)&s->staging);
