@@ -339,24 +339,23 @@ static void make_part(void *context, int64_t part, int worker)
     m->texts[part] = s.text;
 }
 
-static void make_parts(struct making *m, int64_t parts, const struct answers_threads *threads)
+static void make_parts(struct making *m, int64_t parts, const struct parts_runner *runner)
 {
-    if (threads != NULL)
-        threads->run(threads->context, make_part, m, parts);
+    parts_run(runner, make_part, m, parts);
     for (int64_t i = 0; i < parts; i++)
-        if (threads == NULL || m->texts[i].st != ST_OK) /* again, for this thread's message */
+        if (m->texts[i].st != ST_OK) /* again, for this thread's message */
             make_part(m, i, 0);
 }
 
 static enum status put_values(struct file_writer *w, struct making *m,
-                              const struct answers_threads *threads)
+                              const struct parts_runner *runner)
 {
     int64_t end = m->a->first + m->a->count;
     TRY(file_put(w, "{", 1));
     for (; m->first < end; m->first += PARTS * PART_EXAMPLES) {
         int64_t parts = (end - m->first + PART_EXAMPLES - 1) / PART_EXAMPLES;
         parts = parts < PARTS ? parts : PARTS;
-        make_parts(m, parts, threads);
+        make_parts(m, parts, runner);
         for (int64_t i = 0; i < parts; i++) {
             TRY(m->texts[i].st);
             TRY(file_put(w, m->texts[i].data, m->texts[i].bytes));
@@ -368,12 +367,12 @@ static enum status put_values(struct file_writer *w, struct making *m,
 static enum status write_values(const struct answers *a, const char *path,
                                 void (*value)(struct json_stream *, const struct answers *,
                                               int64_t),
-                                const struct answers_threads *threads)
+                                const struct parts_runner *runner)
 {
     struct file_writer w;
     struct making m = {.a = a, .value = value, .first = a->first};
     TRY(file_begin(&w, path));
-    enum status st = file_end(&w, put_values(&w, &m, threads));
+    enum status st = file_end(&w, put_values(&w, &m, runner));
     for (int i = 0; i < PARTS; i++)
         mem_free(&m.texts[i].data);
     return st;
@@ -381,14 +380,14 @@ static enum status write_values(const struct answers *a, const char *path,
 
 enum status answers_write_json(const struct answers *a, const char *predictions_path,
                                const char *nbest_path, const char *null_odds_path,
-                               const struct answers_threads *threads)
+                               const struct parts_runner *runner)
 {
     ASSERT(a->finished);
-    TRY(write_values(a, predictions_path, text_value, threads));
+    TRY(write_values(a, predictions_path, text_value, runner));
     if (nbest_path != NULL)
-        TRY(write_values(a, nbest_path, list_value, threads));
+        TRY(write_values(a, nbest_path, list_value, runner));
     if (null_odds_path != NULL && a->options.null_answers)
-        TRY(write_values(a, null_odds_path, odds_value, threads));
+        TRY(write_values(a, null_odds_path, odds_value, runner));
     return ST_OK;
 }
 

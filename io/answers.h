@@ -35,6 +35,7 @@
 
 #include "engine/base/arena.h"
 #include "engine/base/status.h"
+#include "io/parts.h"
 #include "io/squad.h"
 
 C_BEGIN
@@ -125,25 +126,18 @@ const double *answers_null_odds(const struct answers *a);
 /** answers_list() - the n-best list of a data example in the range; @count entries, >= 1. */
 const struct answer_best *answers_list(const struct answers *a, int64_t example, int32_t *count);
 
-/* How to call @body for the parts 0 .. @parts - 1, in any order and at the same time. */
-struct answers_threads {
-    void (*run)(void *context, void (*body)(void *of_body, int64_t part, int worker), void *of_body,
-                int64_t parts);
-    void *context;
-};
-
 /**
  * answers_write_json() - write what the official and Hugging Face scripts write.
  * @predictions_path: {"id": "text"}.
  * @nbest_path: {"id": [{"text", "probability", "start_logit", "end_logit"}, ...]}, or NULL.
  * @null_odds_path: {"id": number}, or NULL; not written without null_answers.
- * @threads: NULL: this one alone. The files are the same.
+ * @runner: makes the text; NULL: this thread alone.
  *
  * Each file is replaced as a whole. Return: ST_OK; ST_IO; ST_MEMORY.
  */
 MUST_CHECK enum status answers_write_json(const struct answers *a, const char *predictions_path,
                                           const char *nbest_path, const char *null_odds_path,
-                                          const struct answers_threads *threads);
+                                          const struct parts_runner *runner);
 
 void answers_release(struct answers *a);
 

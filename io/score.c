@@ -52,6 +52,48 @@ static enum status score_question(struct question *q, struct texts *t,
     return ST_OK;
 }
 
+/* The questions of one call, in parts for several threads. */
+enum { PART_QUESTIONS = 256 };
+
+struct scoring {
+    const struct squad_data *data;
+    const char *const *predictions; /* borrowed, as the data */
+    int64_t first, count;
+    struct question *questions; /* owned; count */
+    enum status *st;            /* owned; one a part */
+};
+
+static enum status score_questions(struct scoring *s, struct texts *texts, int64_t part)
+{
+    int64_t end = (part + 1) * PART_QUESTIONS;
+    for (int64_t i = part * PART_QUESTIONS; i < end && i < s->count; i++)
+        TRY(score_question(&s->questions[i], texts, &s->data->examples[s->first + i],
+                           s->predictions[s->first + i], s->data->unanswerable));
+    return ST_OK;
+}
+
+static void score_some(void *context, int64_t part, int worker)
+{
+    struct scoring *s = context;
+    struct texts texts = {0};
+    (void)worker;
+    s->st[part] = score_questions(s, &texts, part);
+    score_text_release(&texts.gold);
+    score_text_release(&texts.prediction);
+}
+
+static enum status score_all(struct scoring *s, const struct parts_runner *runner)
+{
+    int64_t parts = (s->count + PART_QUESTIONS - 1) / PART_QUESTIONS;
+    TRY(mem_alloc(&s->questions, (size_t)s->count * sizeof *s->questions));
+    TRY(mem_alloc(&s->st, (size_t)parts * sizeof *s->st));
+    parts_run(runner, score_some, s, parts);
+    for (int64_t i = 0; i < parts; i++)
+        if (s->st[i] != ST_OK) /* the words may be another thread's */
+            return FAIL(MEMORY, "out of memory while scoring answers");
+    return ST_OK;
+}
+
 static void part_add(struct score_part *part, double exact, double f1)
 {
     part->exact += exact;
@@ -155,24 +197,17 @@ enum status score_predictions(struct score_result *result, const struct squad_da
         return FAIL(INVALID, "score: examples %lld + %lld of %lld", (long long)first,
                     (long long)options->count, (long long)data->example_count);
     int64_t count = options->count > 0 ? options->count : data->example_count - first;
-    struct question *questions;
-    struct texts texts = {0};
+    struct scoring s = {.data = data, .predictions = predictions, .first = first, .count = count};
     enum status st;
-    TRY_GOTO(st, out, mem_alloc(&questions, (size_t)count * sizeof *questions));
-    for (int64_t i = 0; i < count; i++) {
-        const char *prediction = predictions[first + i];
-        result->missing += prediction == NULL;
-        TRY_GOTO(st, out,
-                 score_question(&questions[i], &texts, &data->examples[first + i], prediction,
-                                data->unanswerable));
-    }
-    sum_up(result, questions, first, count, options);
+    TRY_GOTO(st, out, score_all(&s, options->runner));
+    for (int64_t i = 0; i < count; i++)
+        result->missing += predictions[first + i] == NULL;
+    sum_up(result, s.questions, first, count, options);
     if (options->null_odds != NULL)
-        TRY_GOTO(st, out, find_best(result, questions, first, count, options));
+        TRY_GOTO(st, out, find_best(result, s.questions, first, count, options));
 out:
-    score_text_release(&texts.gold);
-    score_text_release(&texts.prediction);
-    mem_free(&questions);
+    mem_free(&s.st);
+    mem_free(&s.questions);
     return st;
 }
 

@@ -29,6 +29,7 @@
 #include <stdint.h>
 
 #include "engine/base/status.h"
+#include "io/parts.h"
 #include "io/squad.h"
 
 C_BEGIN
@@ -51,11 +52,12 @@ struct score_result {
 
 struct score_options {
     int64_t first, count; /* score examples first .. first + count - 1; count 0: all from first */
-    const double *null_odds;   /* one a data example, finite; or NULL */
-    const int64_t *odds_order; /* examples in the order in which equal odds are walked;
+    const double *null_odds;           /* one a data example, finite; or NULL */
+    const int64_t *odds_order;         /* examples in the order in which equal odds are walked;
                                  NULL: data order */
-    int64_t odds_count;        /* entries of odds_order */
-    double threshold;          /* of the null odds; the script's default is 1.0 */
+    int64_t odds_count;                /* entries of odds_order */
+    double threshold;                  /* of the null odds; the script's default is 1.0 */
+    const struct parts_runner *runner; /* scores questions; NULL: this thread alone */
 };
 
 /**

@@ -649,7 +649,7 @@ static void threads_make_the_same_files(void **state)
     struct answers a = {0};
     struct file_text alone, shared;
     int64_t count = 0;
-    const struct answers_threads threads = {run_backwards, &count};
+    const struct parts_runner threads = {run_backwards, &count};
     assert_int_equal(squad_load(&data, "data/squad/squad-v2-mini.json"), ST_OK);
     run_perfect(&a, &data, true);
     for (int k = 0; k < 3; k++) {

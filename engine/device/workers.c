@@ -71,6 +71,12 @@ void workers_run(struct workers *w, void (*body)(void *context, int64_t part, in
     pthread_mutex_unlock(&w->mutex);
 }
 
+void workers_run_parts(void *workers, void (*body)(void *of_body, int64_t part, int worker),
+                       void *of_body, int64_t parts)
+{
+    workers_run(workers, body, of_body, parts);
+}
+
 /* ---- open and close ------------------------------------------------------------------------- */
 
 static enum status sync_init(struct workers *w)

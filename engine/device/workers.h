@@ -42,6 +42,10 @@ void workers_close(struct workers **w);
 void workers_run(struct workers *w, void (*body)(void *context, int64_t part, int worker),
                  void *context, int64_t parts);
 
+/** workers_run_parts() - workers_run() as others call it who know no workers (io/parts.h). */
+void workers_run_parts(void *workers, void (*body)(void *of_body, int64_t part, int worker),
+                       void *of_body, int64_t parts);
+
 C_END
 
 #endif

@@ -5,20 +5,14 @@
 
 enum { MOST_THREADS = 16 };
 
-static void run_parts(void *context, void (*body)(void *of_body, int64_t part, int worker),
-                      void *of_body, int64_t parts)
-{
-    workers_run(context, body, of_body, parts);
-}
-
 static enum status write_files(void *context)
 {
     struct answer_files *f = context;
     struct workers *workers = NULL;
     TRY(workers_open(&workers, f->threads));
-    const struct answers_threads threads = {run_parts, workers};
+    const struct parts_runner runner = {workers_run_parts, workers};
     enum status st = answers_write_json(&f->answers, f->predictions, f->nbest, f->null_odds,
-                                        workers != NULL ? &threads : NULL);
+                                        workers != NULL ? &runner : NULL);
     workers_close(&workers);
     return st;
 }

@@ -5,6 +5,7 @@
 
 #include "engine/base/clock.h"
 #include "engine/base/log.h"
+#include "engine/device/workers.h"
 #include "engine/train/answer_files.h"
 #include "engine/train/background.h"
 #include "engine/train/interrupt.h"
@@ -28,6 +29,7 @@ struct evaluator {
     struct background reader;    /* of texts[0], while training goes on */
     const struct split *reading; /* borrowed */
     struct answer_files files;   /* rank 0 */
+    struct workers *workers;     /* owned; rank 0\'s, where the device has none; NULL: one thread */
 };
 
 static enum status open_round(struct round *r, struct trainer *t)
@@ -54,6 +56,12 @@ static void close_round(struct round *r, struct trainer *t)
     device_free_host(t->device, (void **)&r->collected.reports);
 }
 
+static int score_threads(const struct device *device)
+{
+    enum { MOST = 8 };
+    return device->host_threads < MOST ? device->host_threads : MOST;
+}
+
 enum status evaluator_open(struct evaluator **out, struct trainer *t)
 {
     enum status st = ST_OK;
@@ -62,6 +70,8 @@ enum status evaluator_open(struct evaluator **out, struct trainer *t)
     struct evaluator *e = *out;
     for (int i = 0; i < ROUNDS; i++)
         TRY_GOTO(st, out, open_round(&e->rounds[i], t));
+    if (t->device->workers == NULL && t->comm->rank == 0)
+        TRY_GOTO(st, out, workers_open(&e->workers, score_threads(t->device)));
     TRY_GOTO(st, out, mem_alloc(&e->picked, sizeof *e->picked * (size_t)l->sequences));
     TRY_GOTO(st, out, mem_alloc(&e->start, sizeof *e->start * (size_t)l->max_length));
     TRY_GOTO(st, out, mem_alloc(&e->end, sizeof *e->end * (size_t)l->max_length));
@@ -81,6 +91,7 @@ void evaluator_close(struct evaluator **evaluator, struct trainer *t)
         log_warn("eval", "%s", status_message());
     for (int i = 0; i < ROUNDS; i++)
         close_round(&e->rounds[i], t);
+    workers_close(&e->workers);
     mem_free(&e->picked);
     mem_free(&e->start);
     mem_free(&e->end);
@@ -233,11 +244,14 @@ static enum status add_windows(struct evaluator *e, const struct trainer *t,
     return ST_OK;
 }
 
-static enum status score(int64_t examples, const struct run_config *config, struct answers *answers,
-                         struct evaluation *result)
+static enum status score(const struct evaluator *e, const struct trainer *t, int64_t examples,
+                         struct answers *answers, struct evaluation *result)
 {
-    struct score_options options = {.count = examples, .threshold = config->eval.null_threshold};
-    if (config->data.version_2)
+    struct workers *workers = e->workers != NULL ? e->workers : t->device->workers;
+    const struct parts_runner runner = {workers_run_parts, workers};
+    struct score_options options = {
+        .count = examples, .threshold = t->config->eval.null_threshold, .runner = &runner};
+    if (t->config->data.version_2)
         options.null_odds = answers_null_odds(answers);
     TRY(score_predictions(&result->score, answers->data, answers_texts(answers), &options));
     result->unanswerable = answers->data->unanswerable;
@@ -311,7 +325,7 @@ enum status evaluator_run(struct evaluator *e, struct trainer *t, const struct s
     TRY_GOTO(st, out, answer_files_end(&e->files));
     TRY_GOTO(st, out, evaluator_answers(e, t, split, examples, &answers, result));
     if (t->comm->rank == 0)
-        TRY_GOTO(st, out, score(examples, t->config, &answers, result));
+        TRY_GOTO(st, out, score(e, t, examples, &answers, result));
     result->ms = (clock_s() - begun) * 1e3;
     if (t->comm->rank == 0 && output_dir != NULL)
         TRY_GOTO(st, out,

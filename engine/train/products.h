@@ -3,12 +3,13 @@
  * on all ranks, kept.
  *
  * At set-up, when the rehearsal has shown which matrix products the programs run, rank 0 gets an
- * algorithm for each of them at each length class of the run, from the first of
+ * algorithm for each of them at each length class of the run and, those of the forward pass, at the
+ * sizes of evaluations; from the first of
  *
  *     the checkpoint that the run goes on from, if it was saved on this kind of card with this
  *     version of the library: then the run computes the bits it would have without the break
  *     the plan file of this card in the user's cache (or in train.gemm_plan)
- *     measuring the candidates; what was measured is added to that file
+ *     measuring the candidates, or for evaluations the library's choice; that is added to the file
  *
  * and sends the whole to the other ranks, whose cards must be of the same kind. Nothing is timed
  * once training runs. The plan is written to the output folder as gemm-plan.txt and stored in every
@@ -38,10 +39,8 @@ struct trainer;
  */
 MUST_CHECK enum status products_plan(struct trainer *t);
 
-/** products_open() - before the rehearsal: what train.gemm_multiprocessors says, and the plan of
- * the user's cache, so that the rehearsal has to ask for no algorithm: the first two times
- * cuBLASLt is asked take it 120 ms. ST_MEMORY; ST_INVALID: the path is too long. */
-MUST_CHECK enum status products_open(struct trainer *t);
+/** products_open() - before the rehearsal: what train.gemm_multiprocessors says. */
+void products_open(struct trainer *t);
 
 /** products_close() - the device no longer takes algorithms from t->gemm_plan. Says so if products
  * ran that are not in it. */

@@ -16,7 +16,7 @@ static const double BUDGET_S = 2.0; /* once a shape and card; most runs take les
 /* Where rank 0's entries came from. */
 struct sources {
     int resumed, cached;
-    struct gemm_measured measured, listed; /* listed: of evaluations, with the library's choice */
+    struct gemm_measured measured, looked_up;
     double s;
 };
 
@@ -78,20 +78,25 @@ static enum status measure(struct gemm_table *plan, struct gemm_measured *measur
 }
 
 static enum status make_plan(struct gemm_table *plan, struct sources *from, struct trainer *t,
-                             const struct gemm_table *wanted, const struct gemm_table *listed)
+                             const struct gemm_table *wanted, const struct gemm_table *looked_up)
 {
     char path[1200];
+    struct gemm_table kept = {0};
+    enum status st = ST_OK;
     double begun = clock_s();
-    TRY(take_resumed(plan, &from->resumed, t));
-    TRY(products_path(path, sizeof path, t->config->train.gemm_plan, &plan->card));
-    TRY(take(plan, &from->cached, &t->kept_plan, wanted, t->device));
-    TRY(take(plan, &from->cached, &t->kept_plan, listed, t->device));
+    TRY_GOTO(st, out, take_resumed(plan, &from->resumed, t));
+    TRY_GOTO(st, out, products_path(path, sizeof path, t->config->train.gemm_plan, &plan->card));
+    TRY_GOTO(st, out, products_load(&kept, path, &plan->card));
+    TRY_GOTO(st, out, take(plan, &from->cached, &kept, wanted, t->device));
+    TRY_GOTO(st, out, take(plan, &from->cached, &kept, looked_up, t->device));
     int first = plan->count;
-    TRY(measure(plan, &from->measured, t->device, wanted, BUDGET_S));
-    TRY(measure(plan, &from->listed, t->device, listed, 0.0));
-    TRY(products_keep(path, plan, first));
+    TRY_GOTO(st, out, measure(plan, &from->measured, t->device, wanted, BUDGET_S));
+    TRY_GOTO(st, out, measure(plan, &from->looked_up, t->device, looked_up, 0.0));
+    TRY_GOTO(st, out, products_keep(path, plan, first));
     from->s = clock_s() - begun;
-    return ST_OK;
+out:
+    gemm_table_release(&kept);
+    return st;
 }
 
 static void describe(const struct gemm_table *plan, const struct sources *from)
@@ -102,7 +107,7 @@ static void describe(const struct gemm_table *plan, const struct sources *from)
         "measured (%d of them not with the library's first choice), %d of evaluations looked up",
         plan->count, from->s * 1e3, from->resumed, from->cached,
         from->measured.products - from->measured.skipped, from->measured.changed,
-        from->listed.products);
+        from->looked_up.products);
     if (from->measured.skipped > 0)
         log_info("train", "%d more got the library's first choice, the time was up",
                  from->measured.skipped);
@@ -123,9 +128,9 @@ static void write_copy(const struct trainer *t)
     mem_free(&text);
 }
 
-/* Products of @all that evaluations have too: they run each but once or twice, which is not worth a
- * measurement, but without an entry cuBLASLt is asked in every run. */
-static enum status list_forward(struct gemm_table *listed, struct trainer *t)
+/* Evaluations run each of theirs but once or twice, which is not worth a measurement; but without
+ * an entry cuBLASLt is asked in every run. */
+static enum status list_evaluations(struct gemm_table *looked_up, struct trainer *t)
 {
     enum status st = ST_OK;
     int64_t *rows = NULL;
@@ -135,7 +140,7 @@ static enum status list_forward(struct gemm_table *listed, struct trainer *t)
     TRY_GOTO(st, out, gemm_wanted(&all, t->device, rows, count));
     for (int i = 0; i < all.count && st == ST_OK; i++)
         if (all.entries[i].key.kind == GEMM_FORWARD)
-            st = gemm_table_add(listed, &all.entries[i]);
+            st = gemm_table_add(looked_up, &all.entries[i]);
 out:
     gemm_table_release(&all);
     mem_free(&rows);
@@ -147,38 +152,29 @@ static enum status plan_together(struct trainer *t, struct gemm_table *plan)
     enum status st = ST_OK;
     int64_t *rows = NULL;
     int classes = 0;
-    struct gemm_table wanted = {0}, listed = {0};
+    struct gemm_table wanted = {0}, looked_up = {0};
     struct sources from = {0};
     TRY_GOTO(st, out, products_compare(t->comm, &plan->card));
     st = capture_classes(&rows, &classes, t);
     if (st == ST_OK)
         st = gemm_wanted(&wanted, t->device, rows, classes);
     if (st == ST_OK)
-        st = list_forward(&listed, t);
+        st = list_evaluations(&looked_up, t);
     if (st == ST_OK && t->comm->rank == 0)
-        st = make_plan(plan, &from, t, &wanted, &listed);
+        st = make_plan(plan, &from, t, &wanted, &looked_up);
     TRY_GOTO(st, out, comm_agree(t->comm, st));
     TRY_GOTO(st, out, products_share(t->comm, plan));
     describe(plan, &from);
 out:
-    gemm_table_release(&listed);
+    gemm_table_release(&looked_up);
     gemm_table_release(&wanted);
     mem_free(&rows);
     return st;
 }
 
-enum status products_open(struct trainer *t)
+void products_open(struct trainer *t)
 {
-    char path[1200];
-    struct gemm_card card;
     gemm_plan_aim(t->device, t->config->train.gemm_multiprocessors);
-    if (strcmp(t->config->train.gemm_plan, "off") == 0)
-        return ST_OK;
-    gemm_card(t->device, &card);
-    TRY(products_path(path, sizeof path, t->config->train.gemm_plan, &card));
-    TRY(products_load(&t->kept_plan, path, &card));
-    gemm_plan_install(t->device, &t->kept_plan);
-    return ST_OK;
 }
 
 enum status products_plan(struct trainer *t)
@@ -195,7 +191,6 @@ enum status products_plan(struct trainer *t)
     t->gemm_plan = plan;
     TRY(st);
     gemm_plan_install(t->device, &t->gemm_plan);
-    gemm_table_release(&t->kept_plan);
     if (t->metrics != NULL)
         write_copy(t);
     return ST_OK;

@@ -188,7 +188,7 @@ enum status trainer_open(struct trainer *t, const struct run_config *config,
     start_times_part(t->start, "memory");
 #ifdef TESSERA_CUDA
     if (device->fixed_rows)
-        TRY(products_open(t));
+        products_open(t);
 #endif
     if (device->fixed_rows) {
         TRY(capture_rehearse(t));
@@ -241,7 +241,6 @@ void trainer_close(struct trainer *t)
     mem_free(&t->sort_scratch);
     executor_close(&t->executor);
     gemm_table_release(&t->gemm_plan);
-    gemm_table_release(&t->kept_plan);
     plan_release(&t->plan);
     setup_release(&t->setup);
     sampler_release(&t->sampler);

@@ -60,7 +60,6 @@ struct trainer {
     int64_t applied;    /* of these, not skipped: AdamW's t */
     struct card_memory card;
     struct gemm_table gemm_plan; /* owned; engine/train/products.h; no card: there is none */
-    struct gemm_table kept_plan; /* owned; that of the user's cache, until products_plan() */
     struct trace *trace;         /* owned; NULL: no step is traced */
     const char *trace_path;
     int64_t trace_step;         /* counted from 0 */
