@@ -294,6 +294,42 @@ static void evaluations_come_when_they_are_due(void **state)
     }
 }
 
+/* ---- files ---- */
+
+/* Begun before the last evaluation, or behind all steps where there is none. */
+static void a_model_saved_beside_an_evaluation_is_that_of_the_end(void **state)
+{
+    (void)state;
+    struct file_text beside = {NULL, 0}, alone = {NULL, 0};
+    for (int stage = 0; stage < 4; stage += 3) {
+        struct run_config c = tiny(3, stage, 5);
+        run_ok(&first, &c, &loud);
+        run_read(&beside, &c, "model/model.safetensors");
+        c.data.eval[0] = '\0';
+        run_ok(&other, &c, &loud);
+        run_read(&alone, &c, "model/model.safetensors");
+        assert_int_equal(beside.bytes, alone.bytes);
+        assert_memory_equal(beside.data, alone.data, alone.bytes);
+        mem_free(&beside.data);
+        mem_free(&alone.data);
+        run_release(&first);
+        run_release(&other);
+    }
+}
+
+/* The thread that writes them has no one to tell; the end of the run does. */
+static void answers_that_cannot_be_written_end_the_run(void **state)
+{
+    (void)state;
+    struct run_config c = tiny(2, 0, 0);
+    char folder[512];
+    snprintf(c.output.dir, sizeof c.output.dir, "%s", scratch_path(&scratch, folder, "in-the-way"));
+    assert_ok(file_make_dirs(scratch_at(&scratch, "in-the-way/nbest.json")));
+    run_go(&first, &c, &loud);
+    assert_int_equal(first.st, ST_IO);
+    assert_non_null(strstr(first.message, "nbest.json: is a folder"));
+}
+
 /* ---- early stopping ---- */
 
 static void early_stopping_ends_all_ranks_at_the_same_step(void **state)
@@ -379,6 +415,8 @@ int main(void)
         TEST(more_train_samples_than_questions_are_all_of_them),
         TEST(evaluating_changes_no_bit_of_training),
         TEST(evaluations_come_when_they_are_due),
+        TEST(a_model_saved_beside_an_evaluation_is_that_of_the_end),
+        TEST(answers_that_cannot_be_written_end_the_run),
         TEST(early_stopping_ends_all_ranks_at_the_same_step),
         TEST(training_that_improves_is_not_stopped),
         TEST(a_signal_ends_an_evaluation_on_all_ranks),
