@@ -370,8 +370,8 @@ class Check:
         if card is None:
             self.row(claim, "FAIL", "summary.json has no card_bytes", run.tail(15))
             return
-        parts = ("context", "library", "communicator", "arena", "windows", "set_up", "graphs", "first_steps",
-                 "later")
+        parts = ("context", "library", "communicator", "arena", "windows", "set_up", "graphs", "checkpoints",
+                 "first_steps", "later")
         arena = run.summary["bytes_per_rank"]["arena"]
         off = card["all"] - sum(card[p] for p in parts)  # below 0: given back on the way
         good = 0 <= card["arena"] - arena <= 2 * GRANULE and off <= 0 and card["later"] == 0

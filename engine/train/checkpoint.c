@@ -141,9 +141,10 @@ enum status checkpointer_open(struct checkpointer **out, struct trainer *t)
     TRY_GOTO(st, out, comm_agree(t->comm, st));
     TRY_GOTO(st, out, checkpoint_claim_folder((*out)->dir, t, &(*out)->obsolete));
     if ((*out)->rank == 0)
-        log_info("checkpoint", "every %" PRId64 " steps to %s; %.1f MiB of host memory a rank",
+        log_info("checkpoint", "every %" PRId64 " steps to %s; %.1f MiB of host memory a rank%s",
                  t->config->checkpoint.every, (*out)->dir,
-                 (double)(*out)->snapshot.bytes / 1048576.0);
+                 (double)(*out)->snapshot.bytes / 1048576.0,
+                 (*out)->snapshot.card != NULL ? ", as much of its card" : "");
 out:
     if (st != ST_OK)
         checkpointer_close(out);

@@ -42,10 +42,12 @@ void card_log(const struct card_memory *m)
 {
     const double mib = 1048576.0;
     if (m->all > 0)
-        log_info("train",
-                 "memory of the card in MiB: context %.0f, libraries %.0f, communicator %.0f, "
-                 "arena %.0f, windows %.0f, rehearsal and weights %.0f, graphs %.0f, all %.0f",
-                 (double)m->context / mib, (double)m->library / mib, (double)m->communicator / mib,
-                 (double)m->arena / mib, (double)m->windows / mib, (double)m->set_up / mib,
-                 (double)m->graphs / mib, (double)m->all / mib);
+        log_info(
+            "train",
+            "memory of the card in MiB: context %.0f, libraries %.0f, communicator %.0f, "
+            "arena %.0f, windows %.0f, rehearsal and weights %.0f, graphs %.0f, checkpoints %.0f, "
+            "all %.0f",
+            (double)m->context / mib, (double)m->library / mib, (double)m->communicator / mib,
+            (double)m->arena / mib, (double)m->windows / mib, (double)m->set_up / mib,
+            (double)m->graphs / mib, (double)m->checkpoints / mib, (double)m->all / mib);
 }

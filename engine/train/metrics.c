@@ -230,10 +230,11 @@ enum status metrics_finish(struct metrics *m, const struct account *account, int
         record_put(
             &rec,
             ",\"card_bytes\":{\"context\":%zu,\"library\":%zu,\"communicator\":%zu,\"arena\":%zu,"
-            "\"windows\":%zu,\"set_up\":%zu,\"graphs\":%zu,\"first_steps\":%zu,\"later\":%zu,"
-            "\"all\":%zu}",
+            "\"windows\":%zu,\"set_up\":%zu,\"graphs\":%zu,\"checkpoints\":%zu,"
+            "\"first_steps\":%zu,\"later\":%zu,\"all\":%zu}",
             m->card.context, m->card.library, m->card.communicator, m->card.arena, m->card.windows,
-            m->card.set_up, m->card.graphs, m->card.first_steps, m->card.later, m->card.all);
+            m->card.set_up, m->card.graphs, m->card.checkpoints, m->card.first_steps, m->card.later,
+            m->card.all);
     if (m->process.before > 0)
         record_put(&rec, ",\"process_bytes\":{\"before\":%zu,\"grown\":%zu,\"ranks\":%d}",
                    m->process.before, m->process.grown, m->process.ranks);

@@ -39,6 +39,7 @@ struct card_memory {
     size_t windows;      /* registering the arena with NCCL (comm/nccl.h) */
     size_t set_up;       /* rehearsal, weights: kernels that are loaded when first used */
     size_t graphs;       /* captured steps, and the kernels in them */
+    size_t checkpoints;  /* a copy of the state for them, where there is room (snapshot.h) */
     size_t first_steps;  /* up to the end of step 2 */
     size_t later;        /* from there to the end of training */
     size_t all;

@@ -209,6 +209,7 @@ enum status trainer_open(struct trainer *t, const struct run_config *config,
         start_times_part(t->start, "graphs");
     TRY(card_grown(t, &t->card.graphs));
     TRY(checkpointer_open(&t->checkpointer, t));
+    TRY(card_grown(t, &t->card.checkpoints));
     card_log(&t->card);
     return ST_OK;
 }
