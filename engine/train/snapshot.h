@@ -13,8 +13,9 @@
  * the piece of the step that has the updates (executor_hold()). One area and not two small ones in
  * turn: they would hold the UPDATE back for as long as compressing takes, not copying.
  *
- * A card that has more than twice the room left makes the copy in its own memory first, thirty
- * times as fast as the way to the host, which the UPDATE then does not wait for:
+ * A card that has more than twice the room left makes the copy in its own memory first, some
+ * 25 times as fast as the way to the host, which the UPDATE then does not wait for. (Nor does a
+ * step's report: it is so small that a kernel makes its copy, past the one of the copy engine.)
  *
  *     copy     master, m, v to a copy on the card | that one to the host ------------
  *                                                 '---> the UPDATE goes on
