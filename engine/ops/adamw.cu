@@ -3,6 +3,7 @@
  *
  * Four neighbouring elements a thread, in one access each where they lie in one range. Bytes an
  * element: 16 read (master, m, v, grad), 12 written and the parameter in its dtype: memory-bound.
+ * Rows of a table that no token has met have m and v of zero, which are not written again.
  * The scalars come from the step state on the device, so that a captured step can be replayed.
  */
 #include "engine/ops/adamw.h"
@@ -31,6 +32,17 @@ __device__ static inline void adam_element(float &p, float &m, float &v, float g
     v = __fmaf_rn(v, f.beta2, __fmul_rn(__fmul_rn(f.one_minus_beta2, g), g));
     float denominator = __fadd_rn(__fdiv_rn(__fsqrt_rn(v), f.root_correction2), f.eps);
     p = __fmaf_rn(p, keep, -__fdiv_rn(__fmul_rn(f.step_size, m), denominator));
+}
+
+/* Are a pack's m, v and gradient zero? Then the first two stay so. */
+__device__ static inline bool adam_unmet(const float (&m)[4], const float (&v)[4],
+                                         const float (&g)[4])
+{
+    uint32_t bits = 0;
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+        bits |= __float_as_uint(m[k]) | __float_as_uint(v[k]) | __float_as_uint(g[k]) << 1;
+    return bits == 0;
 }
 
 /* The range of element @i; -1 when none has it. */
@@ -67,12 +79,15 @@ template <typename E> __global__ static void adamw_kernel(E *param, struct adam_
         float keep = a.range[r].decay ? f.keep : 1.0f;
         if (a.range[r].frozen)
             return;
+        bool unmet = adam_unmet(m, v, g);
 #pragma unroll
         for (int k = 0; k < 4; k++)
             adam_element(p[k], m[k], v[k], g[k], f, keep);
         store_pack<float, 4>(a.master + i, p);
-        store_pack<float, 4>(a.m + i, m);
-        store_pack<float, 4>(a.v + i, v);
+        if (!unmet) {
+            store_pack<float, 4>(a.m + i, m);
+            store_pack<float, 4>(a.v + i, v);
+        }
         if (param)
             store_pack<E, 4>(param + i, p);
         return;
