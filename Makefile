@@ -2,10 +2,13 @@
 #
 # Knobs: CUDA=auto|0|1 (nvcc, cuBLASLt and NCCL; 1 and missing is an error), CUDA_ARCH=90,
 #        MPI=auto|0|1 (Open MPI; 1 and missing is an error),
+#        D3_JS=FILE D3_LICENCE=FILE (d3.min.js 3.5 and its licence, for the page of a report),
 # DEBUG=1, SAN=address,undefined or thread, WERROR=1, V=1.
 
 CUDA  ?= auto
 MPI   ?= auto
+D3_JS ?= /usr/share/javascript/d3/d3.min.js
+D3_LICENCE ?= /usr/share/doc/libjs-d3/copyright
 DEBUG ?= 0
 SAN   ?=
 V     ?= 0
@@ -27,7 +30,7 @@ BUILD := build/$(if $(filter 1,$(DEBUG)),debug,release)$(if $(SAN),-$(subst $(co
 # do not compile anything themselves never ask; test and demo install first and then call make again.
 NO_BUILD_GOALS := help clean format deps check test demo fuzz parity bench-gpu
 ifneq ($(filter-out $(NO_BUILD_GOALS),$(or $(MAKECMDGOALS),all)),)
-DETECTED := $(shell CC='$(CC)' NVCC='$(NVCC)' CUDA='$(CUDA)' CUDA_ARCH='$(CUDA_ARCH)' MPI='$(MPI)' scripts/detect.sh $(BUILD)/config.mk >&2 || echo failed)
+DETECTED := $(shell CC='$(CC)' NVCC='$(NVCC)' CUDA='$(CUDA)' CUDA_ARCH='$(CUDA_ARCH)' MPI='$(MPI)' D3_JS='$(D3_JS)' D3_LICENCE='$(D3_LICENCE)' scripts/detect.sh $(BUILD)/config.mk >&2 || echo failed)
 ifneq ($(DETECTED),)
 $(error the build cannot begin, see above; `make deps` installs what is missing)
 endif
@@ -95,7 +98,7 @@ help:
 	@echo "make docs       write docs/configuration.md and the tables of docs/scaling.md"
 	@echo "make deps       install the packages that the build needs; with MPI=1 Open MPI too"
 	@echo "make format     clang-format over the tree"
-	@sed -n 's/^# Knobs: /Knobs: /p; s/^#  *MPI=/       MPI=/p; s/^# DEBUG/       DEBUG/p; s/^# WERROR/       WERROR/p' Makefile
+	@sed -n 's/^# Knobs: /Knobs: /p; s/^#  *\(MPI\|D3_JS\)=/       \1=/p; s/^# DEBUG/       DEBUG/p; s/^# WERROR/       WERROR/p' Makefile
 
 # A changed compiler, flag or knob rebuilds everything.
 $(BUILD)/flags: FORCE
@@ -108,8 +111,14 @@ $(BUILD)/engine/ops/%.c.o: EXTRA := $(if $(filter 1,$(DEBUG)),,-O3) -fno-math-er
 $(BUILD)/engine/base/rng_normal.c.o: EXTRA := $(if $(filter 1,$(DEBUG)),,-O3) -fno-math-errno -fno-trapping-math
 
 # What these files hold.
-$(BUILD)/engine/train/report_page.c.o: engine/train/report.html
+$(BUILD)/engine/train/report_page.c.o: $(BUILD)/gen/engine/train/report.html
+$(BUILD)/engine/train/report_page.c.o: EXTRA = -DREPORT_HTML='"$(BUILD)/gen/engine/train/report.html"'
 $(BUILD)/engine/train/machine.c.o: engine/train/h200.yaml
+
+# The page of a report carries the library that draws its charts, and that library's licence.
+$(BUILD)/gen/engine/train/report.html: engine/train/report.html $(D3_JS) $(D3_LICENCE) $(BUILD)/config.mk
+	@mkdir -p $(@D)
+	$(Q)sed -e '/@D3_LICENCE@/{r $(D3_LICENCE)' -e 'd;}' -e '/@D3_JS@/{r $(D3_JS)' -e 'd;}' $< >$@
 
 # Messages of other programs' files: code is generated from io/*.proto.
 GEN := $(BUILD)/gen

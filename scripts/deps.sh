@@ -1,7 +1,7 @@
 #!/bin/sh
 # Install what the build and the tests need (Debian, Ubuntu); nothing to do if it is there.
 set -u
-packages='gcc g++ libc6-dev make pkg-config git python3 libopenblas-dev libyaml-dev libjansson-dev libutf8proc-dev libxxhash-dev libzstd-dev zlib1g-dev libprotobuf-c-dev protobuf-c-compiler libisal-dev libhwloc-dev libcmocka-dev'
+packages='gcc g++ libc6-dev make pkg-config git python3 libopenblas-dev libyaml-dev libjansson-dev libutf8proc-dev libxxhash-dev libzstd-dev zlib1g-dev libprotobuf-c-dev protobuf-c-compiler libisal-dev libhwloc-dev libjs-d3 libcmocka-dev'
 # Only for --comm mpi, and as large as all others together: who wants it says so.
 [ "${MPI:-auto}" != 1 ] || packages="$packages libopenmpi-dev openmpi-bin"
 # Only for `make fuzz`.

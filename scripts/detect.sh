@@ -1,11 +1,11 @@
 #!/bin/sh
 # Find compilers and libraries, print what was chosen, keep it in a make fragment.
 #
-# usage: CC= NVCC= CUDA=auto|0|1 CUDA_ARCH= MPI=auto|0|1 detect.sh OUTPUT
+# usage: CC= NVCC= CUDA=auto|0|1 CUDA_ARCH= MPI=auto|0|1 D3_JS= D3_LICENCE= detect.sh OUTPUT
 # Exit 1, with one line a problem, when something needed is missing.
 set -u
 output=$1
-key="CC=$CC NVCC=$NVCC CUDA=$CUDA CUDA_ARCH=$CUDA_ARCH MPI=$MPI($(command -v mpicc)) PKG=${PKG_CONFIG_PATH:-} script=$(cksum <"$0")"
+key="CC=$CC NVCC=$NVCC CUDA=$CUDA CUDA_ARCH=$CUDA_ARCH MPI=$MPI($(command -v mpicc)) PKG=${PKG_CONFIG_PATH:-} D3=$D3_JS $D3_LICENCE script=$(cksum <"$0")"
 if [ -f "$output" ] && grep -qxF "# $key" "$output"; then
     exit 0
 fi
@@ -44,6 +44,23 @@ need ISA-L libisal isa-l/crc.h crc32_iscsi -lisal
 command -v protoc-c >/dev/null || missing="$missing protoc-c"
 need hwloc hwloc hwloc.h hwloc_topology_load -lhwloc
 need zstd libzstd zstd.h ZSTD_compressCCtx -lzstd
+# The charts of a report. Both files are put into its page, where some text would end the element.
+d3='the package libjs-d3, or name another place:'
+if ! grep -q 'version: *"3\.' "$D3_JS" 2>/dev/null; then
+    echo "D3_JS: $D3_JS is not there or is not d3 3.x ($d3 D3_JS=FILE)" >&2
+    missing="$missing d3"
+elif grep -qi -e '</script' -e '<!--' "$D3_JS"; then
+    echo "D3_JS: $D3_JS has a </script or <!-- in it and cannot stand in a page" >&2
+    exit 1
+fi
+if ! grep -qi 'redistribution' "$D3_LICENCE" 2>/dev/null; then
+    echo "D3_LICENCE: $D3_LICENCE is not there or is not d3's licence ($d3 D3_LICENCE=FILE)" >&2
+    missing="$missing d3's-licence"
+elif grep -q -e '-->' -e '--!>' "$D3_LICENCE"; then
+    echo "D3_LICENCE: $D3_LICENCE has a --> in it and cannot stand in a page's comment" >&2
+    exit 1
+fi
+found="$found d3"
 if [ -n "$missing" ]; then
     echo "missing:$missing (run \`make deps\`)" >&2
     exit 1

@@ -68,6 +68,11 @@ static json_t *load_page(const char *name)
     assert_null(strstr(text.data, "href=\"http"));
     assert_null(strstr(text.data, "@import"));
     assert_null(strstr(text.data, "@DATA@"));
+    assert_null(strstr(text.data, "@D3"));
+    /* The library of the charts comes with its licence. */
+    assert_non_null(strstr(text.data, "d3.svg"));
+    assert_non_null(strstr(text.data, "Michael Bostock"));
+    assert_non_null(strstr(text.data, "Redistributions of source code must retain"));
     mem_free(&text.data);
     return root;
 }

@@ -7,11 +7,11 @@
 #include "engine/base/file.h"
 #include "io/json_file.h"
 
-/* The page as it lies in the tree, and a zero byte; the Makefile knows that this file needs it. */
+/* The page with d3 in it as the Makefile makes it, and a zero byte. */
 __asm__(".pushsection .rodata\n"
         ".global report_page_html\n"
         "report_page_html:\n"
-        ".incbin \"engine/train/report.html\"\n"
+        ".incbin \"" REPORT_HTML "\"\n"
         ".byte 0\n"
         ".popsection\n");
 extern const char report_page_html[];

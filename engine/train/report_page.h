@@ -1,7 +1,8 @@
 /*
  * engine/train/report_page.h - engine/train/report.html with data in it.
  *
- * The page is a file of the tree that is built into the program. Its script draws the charts from
+ * The page is a file of the tree that is built into the program; the Makefile puts the library
+ * d3 and its licence in place of "@D3_JS@" and "@D3_LICENCE@". Its script draws the charts from
  * one JSON object, which stands in place of "@DATA@" inside a script element of type
  * application/json; the page's text comes from there alone and is set as text, never as HTML.
  */
