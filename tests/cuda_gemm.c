@@ -252,7 +252,7 @@ static void a_measured_plan_is_right_and_comes_back_from_its_text(void **state)
     assert_int_equal(measured.skipped, 0);
     assert_int_equal(plan.count, 3 * PRODUCTS);
     for (int i = 0; i < plan.count; i++) {
-        assert_true(plan.entries[i].us > 1.0 && plan.entries[i].us < 1000.0);
+        assert_true(plan.entries[i].us > 0.0 && isfinite(plan.entries[i].us));
         assert_true(gemm_plan_accepts(gpu, &plan.entries[i]));
     }
     assert_ok(gemm_table_write(&text, &bytes, &plan));
