@@ -1,7 +1,7 @@
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
+#include "engine/base/clock.h"
 #include "engine/base/file.h"
 #include "engine/base/log.h"
 #include "engine/train/background.h"
@@ -75,12 +75,11 @@ static enum status write_part(void *context, struct weights_part part)
 /* Not event_wait(), which looks after the communicator meanwhile: that is for the rank's thread. */
 static enum status wait_for_copy(struct weights_writing *s)
 {
-    enum { PAUSE_NS = 20 * 1000 };
     bool copied = false;
     while (!copied) {
         TRY(event_query(&s->copied, &copied));
         if (!copied)
-            nanosleep(&(struct timespec){.tv_nsec = PAUSE_NS}, NULL);
+            clock_pause_us(20);
     }
     return ST_OK;
 }
