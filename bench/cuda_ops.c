@@ -176,7 +176,7 @@ static enum status embedding_backward(struct work *w, struct cost *c)
 {
     struct tensor d = half2(w, w->T, w->C), dtable = full2(w, VOCAB, w->C);
     c->bytes = 2.0 * (double)(w->T * w->C) + 4.0 * (double)(VOCAB * w->C);
-    return w->a.base ? op_embedding_backward(w->b->s, dtable, d, &w->b->q, 0, false) : ST_OK;
+    return w->a.base ? op_embedding_backward(w->b->s, dtable, d, &w->b->q, 0, ROWS_ZERO) : ST_OK;
 }
 
 static enum status embedding_norm_backward(struct work *w, struct cost *c)
@@ -250,9 +250,9 @@ static enum status adamw(struct work *w, struct cost *c)
     struct tensor grad = full1(w, n);
     struct adam_range ranges[] = {{0, n - 1024, true, false}, {n - 1024, 1024, false, false}};
     c->bytes = 30.0 * (double)n;
-    return w->a.base
-               ? op_adamw(w->b->s, param, master, m, v, grad, ranges, 2, w->b->state, &w->b->hyper)
-               : ST_OK;
+    return w->a.base ? op_adamw(w->b->s, param, master, m, v, grad, ranges, 2, 0, w->b->state,
+                                &w->b->hyper)
+                     : ST_OK;
 }
 
 static enum status squared_norm(struct work *w, struct cost *c)

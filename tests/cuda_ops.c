@@ -257,17 +257,19 @@ static void embedding_case(struct twins *w, int batch, int channels)
                                 ON_BATCH(w, b)));
     twins_end(w);
 
-    for (int i = 0; i < 4; i++) {
-        bool add = i % 2, second = i / 2;
+    static const char *const others[] = {"set", "add", "mark"};
+    for (int i = 0; i < 6; i++) {
+        bool second = i / 3;
+        enum table_rows rest_is = (enum table_rows)(i % 3);
         int64_t from = second ? first : 0, rows = second ? rest : first;
         twins_begin(w, "embedding_backward", "%s C=%d part %d %s", batch_name[batch], channels,
-                    second + 1, add ? "add" : "set");
+                    second + 1, others[i % 3]);
         twin_batch(w, b, spec);
         struct twin dout = twin_random(w, T, C, 1.0);
-        double *before = add ? op_random_f32(t, rows * C, 1.0) : NULL;
+        double *before = rest_is == ROWS_ZERO ? NULL : op_random_f32(t, rows * C, 1.0);
         struct twin d = twin_output_f32(w, "dtable", rows, C, before, 64 * w->f);
         TWINS_RUN(w, op_embedding_backward(ON_STREAM(w), ON(w, d), ON(w, dout), ON_BATCH(w, b),
-                                           from, add));
+                                           from, rest_is));
         twins_end(w);
 
         static const struct step_report start = {.squared_norm = 0.25, .finite = 1};
@@ -691,8 +693,20 @@ static double *unmet(double *x, int64_t n, int64_t rows)
     return x;
 }
 
-/* Some m and v are zero, and half of their gradients. */
-static void adamw_case(struct twins *w, int64_t n, bool skip, bool copy)
+/* A marked row has no other numbers. */
+static double *marked(double *x, int64_t n, int64_t row_numel)
+{
+    const int32_t mark = ROW_MARK;
+    float first;
+    memcpy(&first, &mark, sizeof first);
+    for (int64_t i = 0; row_numel > 0 && i < n; i++)
+        if (i / row_numel % 3 != 1)
+            x[i] = i % row_numel == 0 ? (double)first : (double)NAN;
+    return x;
+}
+
+/* Some m and v are zero, and half of their gradients; with @row_numel rows are marked. */
+static void adamw_case(struct twins *w, int64_t n, int64_t row_numel, bool skip, bool copy)
 {
     struct op_test *t = &w->side[SIDE_GPU];
     const struct step_state now = {
@@ -705,7 +719,8 @@ static void adamw_case(struct twins *w, int64_t n, bool skip, bool copy)
                                         {a, b - a, false, true},
                                         {b, n - b, false, false}};
     double tolerance = skip ? 0.0 : 16 * w->f;
-    twins_begin(w, "adamw", "n=%d%s%s", (int)n, skip ? " skip" : "", copy ? " copy" : "");
+    twins_begin(w, "adamw", "n=%d rows of %d%s%s", (int)n, (int)row_numel, skip ? " skip" : "",
+                copy ? " copy" : "");
     const struct step_state *state[SIDES];
     for (int side = 0; side < SIDES; side++)
         state[side] = op_upload(&w->side[side], &now, sizeof now);
@@ -719,9 +734,10 @@ static void adamw_case(struct twins *w, int64_t n, bool skip, bool copy)
     double *old_v = unmet(squares(op_random_f32(t, n, 0.1), n), n, 4);
     struct twin m = twin_1d(twin_output_f32(w, "m", 1, n, old_m, tolerance));
     struct twin v = twin_1d(twin_output_f32(w, "v", 1, n, old_v, tolerance));
-    struct twin grad = twin_1d(twin_of_f32(w, unmet(op_random_f32(t, n, 1.0), n, 8), 1, n));
+    double *g = marked(unmet(op_random_f32(t, n, 1.0), n, 8), n, row_numel);
+    struct twin grad = twin_1d(twin_of_f32(w, g, 1, n));
     TWINS_RUN(w, op_adamw(ON_STREAM(w), ON(w, param), ON(w, master), ON(w, m), ON(w, v),
-                          ON(w, grad), ranges, 4, state[w->now], &hyper));
+                          ON(w, grad), ranges, 4, row_numel, state[w->now], &hyper));
     twins_end(w);
 }
 
@@ -729,9 +745,11 @@ static void adamw_cases(const struct twin_group *g, struct twins *w)
 {
     static const int sizes[] = {0, 1, 5, 128, 1000, 100003};
     for (int i = 0; i < (g->small ? 5 : 6); i++) {
-        adamw_case(w, sizes[i], false, true);
-        adamw_case(w, sizes[i], false, false);
-        adamw_case(w, sizes[i], true, true);
+        adamw_case(w, sizes[i], 0, false, true);
+        adamw_case(w, sizes[i], 0, false, false);
+        adamw_case(w, sizes[i], 0, true, true);
+        adamw_case(w, sizes[i], 36, false, true);
+        adamw_case(w, sizes[i], 19, false, true);
     }
 }
 

@@ -58,7 +58,7 @@ static void ten_steps_follow_the_formula_and_frozen_ranges_stay(void **state)
     for (int k = 1; k <= 10; k++) {
         double *g = op_random_f32(t, N, 1.0);
         reference(p, m, v, g, k, (double)hyper.lr, 0.25);
-        assert_ok(op_adamw(t->s, param, dp, dm, dv, op_put_f32_1d(t, g, N), ranges, RANGES,
+        assert_ok(op_adamw(t->s, param, dp, dm, dv, op_put_f32_1d(t, g, N), ranges, RANGES, 0,
                            step_at(t, k, hyper.lr, 0.25f, 0), &hyper));
     }
     double *got = op_get(t, dp), *got_m = op_get(t, dm);
@@ -83,7 +83,7 @@ static void a_skipped_step_writes_nothing(void **state)
     }
     struct tensor dp = op_put_f32_1d(t, p, N), dm = op_put_f32_1d(t, p, N);
     struct tensor dv = op_put_f32_1d(t, v, N);
-    assert_ok(op_adamw(t->s, op_none(), dp, dm, dv, op_put_f32_1d(t, g, N), ranges, RANGES,
+    assert_ok(op_adamw(t->s, op_none(), dp, dm, dv, op_put_f32_1d(t, g, N), ranges, RANGES, 0,
                        step_at(t, 3, hyper.lr, 1.0f, 1), &hyper));
     op_same("p", op_get(t, dp), p, N);
     op_same("m", op_get(t, dm), p, N);
@@ -101,8 +101,8 @@ static void b07_norm_weights_move_at_a_small_rate(void **state)
     struct tensor dp = op_put_f32_1d(t, p, N), dm = op_put_f32_1d(t, op_zeros(t, N), N);
     struct tensor dv = op_put_f32_1d(t, op_zeros(t, N), N), dg = op_put_f32_1d(t, g, N);
     for (int k = 1; k <= 100; k++)
-        assert_ok(op_adamw(t->s, op_none(), dp, dm, dv, dg, &all, 1, step_at(t, k, 1e-6f, 1.0f, 0),
-                           &hyper));
+        assert_ok(op_adamw(t->s, op_none(), dp, dm, dv, dg, &all, 1, 0,
+                           step_at(t, k, 1e-6f, 1.0f, 0), &hyper));
     double *got = op_get(t, dp);
     for (int i = 0; i < N; i++)
         assert_true(fabs(got[i] - (1.0 - 100e-6)) < 1e-5);
@@ -123,14 +123,48 @@ static void the_cut_of_a_shard_does_not_change_a_bit(void **state)
     struct tensor a = op_put_f32_1d(t, p, N), x = op_put_f32_1d(t, p, CUT);
     struct tensor y = op_put_f32_1d(t, p + CUT, N - CUT);
     assert_ok(op_adamw(t->s, op_none(), a, op_put_f32_1d(t, m, N), op_put_f32_1d(t, v, N),
-                       op_put_f32_1d(t, g, N), &whole, 1, step, &hyper));
+                       op_put_f32_1d(t, g, N), &whole, 1, 0, step, &hyper));
     assert_ok(op_adamw(t->s, op_none(), x, op_put_f32_1d(t, m, CUT), op_put_f32_1d(t, v, CUT),
-                       op_put_f32_1d(t, g, CUT), &low, 1, step, &hyper));
+                       op_put_f32_1d(t, g, CUT), &low, 1, 0, step, &hyper));
     assert_ok(op_adamw(t->s, op_none(), y, op_put_f32_1d(t, m + CUT, N - CUT),
                        op_put_f32_1d(t, v + CUT, N - CUT), op_put_f32_1d(t, g + CUT, N - CUT),
-                       &high, 1, step, &hyper));
+                       &high, 1, 0, step, &hyper));
     op_same("low", op_get(t, x), op_get(t, a), CUT);
     op_same("high", op_get(t, y), op_get(t, a) + CUT, N - CUT);
+}
+
+/* Of a marked row no other number is looked at, and the update is that with zeros. */
+static void a_marked_row_is_one_of_zeros(void **state)
+{
+    struct op_test *t = *state;
+    const int64_t columns[] = {1, 19, 36, N};
+    const struct adam_range parts[] = {{0, 37, true, false}, {37, N - 37, false, false}};
+    const int32_t mark = ROW_MARK;
+    float first;
+    memcpy(&first, &mark, sizeof first);
+    for (int k = 0; k < 4; k++) {
+        double *p = op_random_f32(t, N, 1.0), *m = op_random_f32(t, N, 1.0), *v = op_zeros(t, N);
+        double *g = op_random_f32(t, N, 1.0), *g_marked = op_zeros(t, N);
+        struct tensor x[2][4];
+        for (int64_t i = 0; i < N; i++) {
+            bool is_marked = i / columns[k] % 3 != 1;
+            v[i] = op_round(DTYPE_F32, m[i] * m[i]);
+            g[i] = is_marked ? 0.0 : g[i];
+            g_marked[i] = !is_marked ? g[i] : i % columns[k] == 0 ? (double)first : (double)NAN;
+        }
+        for (int side = 0; side < 2; side++) {
+            struct tensor *y = x[side];
+            y[0] = op_put_1d(t, p, N);
+            y[1] = op_put_f32_1d(t, p, N);
+            y[2] = op_put_f32_1d(t, m, N);
+            y[3] = op_put_f32_1d(t, v, N);
+            assert_ok(op_adamw(t->s, y[0], y[1], y[2], y[3],
+                               op_put_f32_1d(t, side ? g_marked : g, N), parts, 2,
+                               side ? columns[k] : 0, step_at(t, 5, hyper.lr, 0.5f, 0), &hyper));
+        }
+        for (int i = 0; i < 4; i++)
+            op_same("marked", op_get(t, x[1][i]), op_get(t, x[0][i]), N);
+    }
 }
 
 static void b25_an_empty_shard_is_fine(void **state)
@@ -138,9 +172,9 @@ static void b25_an_empty_shard_is_fine(void **state)
     struct op_test *t = *state;
     struct tensor none = op_put_f32_1d(t, NULL, 0);
     struct tensor null = tensor_1d(NULL, DTYPE_F32, 0);
-    assert_ok(op_adamw(t->s, op_none(), none, none, none, none, NULL, 0,
+    assert_ok(op_adamw(t->s, op_none(), none, none, none, none, NULL, 0, 0,
                        step_at(t, 1, hyper.lr, 1.0f, 0), &hyper));
-    assert_ok(op_adamw(t->s, op_none(), null, null, null, null, NULL, 0,
+    assert_ok(op_adamw(t->s, op_none(), null, null, null, null, NULL, 0, 0,
                        step_at(t, 1, hyper.lr, 1.0f, 0), &hyper));
 }
 
@@ -151,6 +185,7 @@ int main(void)
         cmocka_unit_test(a_skipped_step_writes_nothing),
         cmocka_unit_test(b07_norm_weights_move_at_a_small_rate),
         cmocka_unit_test(the_cut_of_a_shard_does_not_change_a_bit),
+        cmocka_unit_test(a_marked_row_is_one_of_zeros),
         cmocka_unit_test(b25_an_empty_shard_is_fine),
     };
     return OP_TESTS_RUN(tests);

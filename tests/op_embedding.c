@@ -1,6 +1,7 @@
 /* engine/ops/embedding.h: look-up in a table that is split in parts. */
 #include <math.h>
 
+#include "engine/ops/embedding.h"
 #include "tests/support/ops.h"
 
 enum { C = 19, V = 23, FIRST = 9 }; /* parts: rows 0..8 and 9..22 */
@@ -37,10 +38,10 @@ static void gradients_add_up_per_token(void **state)
     struct tensor dtable = op_put_f32_2d(t, NULL, V - FIRST, C), ddout = op_put_2d(t, dout, T, C);
     struct tensor again = op_put_f32_2d(t, NULL, V - FIRST, C);
     struct tensor sum = op_put_f32_2d(t, before, V - FIRST, C);
-    assert_ok(op_embedding_backward(t->s, dtable, ddout, &b.q, FIRST, false));
-    assert_ok(op_embedding_backward(t->s, again, ddout, &b.q, FIRST, false));
-    assert_ok(op_embedding_backward(t->s, sum, ddout, &b.q, FIRST, true));
-    assert_ok(op_embedding_backward(t->s, op_none(), ddout, &b.q, FIRST, true));
+    assert_ok(op_embedding_backward(t->s, dtable, ddout, &b.q, FIRST, ROWS_ZERO));
+    assert_ok(op_embedding_backward(t->s, again, ddout, &b.q, FIRST, ROWS_ZERO));
+    assert_ok(op_embedding_backward(t->s, sum, ddout, &b.q, FIRST, ROWS_KEPT));
+    assert_ok(op_embedding_backward(t->s, op_none(), ddout, &b.q, FIRST, ROWS_KEPT));
     op_close("dtable", op_get(t, dtable), want + FIRST * C, n, 61 * 1.2e-7 * 4);
     op_same("bits", op_get(t, again), op_get(t, dtable), n);
     for (int64_t i = 0; i < n; i++)
@@ -62,8 +63,8 @@ static void the_row_of_pad_gets_no_gradient(void **state)
     double *before = op_random_f32(t, n, 1.0);
     struct tensor dout = op_put_2d(t, op_random(t, T * C, 1.0), T, C);
     struct tensor set = op_put_f32_2d(t, NULL, FIRST, C), sum = op_put_f32_2d(t, before, FIRST, C);
-    assert_ok(op_embedding_backward(t->s, set, dout, &b.q, 0, false));
-    assert_ok(op_embedding_backward(t->s, sum, dout, &b.q, 0, true));
+    assert_ok(op_embedding_backward(t->s, set, dout, &b.q, 0, ROWS_ZERO));
+    assert_ok(op_embedding_backward(t->s, sum, dout, &b.q, 0, ROWS_KEPT));
     op_same("set", op_get(t, set), op_zeros(t, C), C);
     op_same("added", op_get(t, sum), before, C);
 }
@@ -80,7 +81,7 @@ static void the_norm_of_rows_is_that_of_the_gradient(void **state)
         struct tensor d = op_put_f32_2d(t, NULL, rows, C);
         struct step_report r = {.squared_norm = 0.5, .finite = 1}, all, touched;
         struct step_report *on_device = op_upload(t, &r, sizeof r);
-        assert_ok(op_embedding_backward(t->s, d, dout, &b.q, first, false));
+        assert_ok(op_embedding_backward(t->s, d, dout, &b.q, first, ROWS_ZERO));
         assert_ok(op_squared_norm_rows(t->s, on_device, d, &b.q, first));
         op_download(t, &touched, on_device, sizeof r);
         on_device = op_upload(t, &r, sizeof r);
@@ -100,6 +101,34 @@ static void the_norm_of_rows_is_that_of_the_gradient(void **state)
     }
 }
 
+/* The others have a mark and are else as they were; those of tokens are what they always are. */
+static void rows_of_no_token_are_marked(void **state)
+{
+    struct op_test *t = *state;
+    struct op_batch b;
+    op_mixed_batch(t, &b);
+    int64_t T = b.host.rows, marks = 0;
+    double *before = op_random_f32(t, V * C, 1.0);
+    struct tensor dout = op_put_2d(t, op_random(t, T * C, 1.0), T, C);
+    struct tensor set = op_put_f32_2d(t, NULL, V, C), marked = op_put_f32_2d(t, before, V, C);
+    assert_ok(op_embedding_backward(t->s, set, dout, &b.q, 0, ROWS_ZERO));
+    assert_ok(op_embedding_backward(t->s, marked, dout, &b.q, 0, ROWS_MARKED));
+    double *want = op_get(t, set), *got = op_get(t, marked);
+    for (int64_t row = 0; row < V; row++) {
+        bool met = false;
+        for (int64_t i = 0; i < T; i++)
+            met |= row > 0 && b.host.token[i] == row;
+        float first = (float)got[row * C];
+        assert_int_equal(row_is_marked(&first), !met);
+        if (met)
+            op_same("row of a token", got + row * C, want + row * C, C);
+        else
+            op_same("the others", got + row * C + 1, before + row * C + 1, C - 1);
+        marks += !met;
+    }
+    assert_true(marks > 1 && marks < V);
+}
+
 static void b25_without_rows_the_gradient_is_zero(void **state)
 {
     struct op_test *t = *state;
@@ -108,7 +137,7 @@ static void b25_without_rows_the_gradient_is_zero(void **state)
     struct tensor out = op_put_2d(t, NULL, 0, C), table = op_put_2d(t, NULL, V, C);
     struct tensor dtable = op_put_f32_2d(t, NULL, V, C);
     assert_ok(op_embedding_forward(t->s, out, table, &b.q, 0, true));
-    assert_ok(op_embedding_backward(t->s, dtable, out, &b.q, 0, false));
+    assert_ok(op_embedding_backward(t->s, dtable, out, &b.q, 0, ROWS_ZERO));
     op_same("dtable", op_get(t, dtable), op_zeros(t, V * C), V * C);
 }
 
@@ -119,6 +148,7 @@ int main(void)
         cmocka_unit_test(gradients_add_up_per_token),
         cmocka_unit_test(the_row_of_pad_gets_no_gradient),
         cmocka_unit_test(the_norm_of_rows_is_that_of_the_gradient),
+        cmocka_unit_test(rows_of_no_token_are_marked),
         cmocka_unit_test(b25_without_rows_the_gradient_is_zero),
     };
     return OP_TESTS_RUN(tests);

@@ -49,9 +49,10 @@ static enum status word_backward(const struct model *m, const struct model_unit 
     struct tensor dtable = unit_grad(m, u, call, 0);
     if (dtable.data == NULL)
         return ST_OK;
+    enum table_rows others = call->grads_mark ? ROWS_MARKED : ROWS_ZERO;
     return op_embedding_backward(call->stream, dtable,
                                  unit_act(m, call, call->dact_out, m->dims.hidden), call->sequences,
-                                 word_first_row(m, u), call->grads_add);
+                                 word_first_row(m, u), call->grads_add ? ROWS_KEPT : others);
 }
 
 static struct unit_work word_work(const struct model *m, const struct model_unit *u,

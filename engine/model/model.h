@@ -90,6 +90,7 @@ struct unit_call {
     const void *params;         /* flat, param_dtype; offsets from model.param_offset */
     void *grads;                /* flat fp32; NULL if the whole unit is frozen */
     bool grads_add;             /* false: the first writer of the step overwrites */
+    bool grads_mark;            /* a look-up unit marks the rows of no token (ops.h) */
     const void *tied_params;    /* of unit.tied, or NULL */
     void *tied_grads;
     bool tied_grads_add;
@@ -109,8 +110,9 @@ struct model_unit {
     bool backward_reads_params; /* false for look-up tables: no gather for BACKWARD */
     bool backward_reads_input;  /* act_in lives until BACKWARD */
     bool recompute;             /* may be recomputed from act_in */
-    bool look_up; /* one table: FORWARD reads the rows of its tokens, BACKWARD sets others to 0 */
-    int index;    /* of its kind (block number, part number) */
+    /* One table: FORWARD reads the rows of its tokens, BACKWARD clears or marks the others. */
+    bool look_up;
+    int index; /* of its kind (block number, part number) */
     size_t (*saved_bytes)(const struct model *m, const struct model_unit *u, struct micro_dims d);
     size_t (*forward_scratch_bytes)(const struct model *m, const struct model_unit *u,
                                     struct micro_dims d);

@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "engine/ops/embedding.h"
 #include "engine/ops/lanes.h"
 #include "engine/ops/pieces.h"
 #include "engine/ops/reduce.h"
@@ -22,21 +23,37 @@ CPU_CLONES static void adam_loop(float *p, float *m, float *v, const float *grad
 struct update {
     float *p, *m, *v;
     const float *grad;
+    int64_t first, row_numel;
     const struct adam_factors *factors;
     float keep;
 };
 
+/* A piece of a table goes row by row, for one that is marked in steps of a few zeros. */
 static void update_piece(void *context, int64_t first, int64_t end, int worker)
 {
+    static const float zeros[1024];
+    const int64_t most = sizeof zeros / sizeof *zeros;
     const struct update *u = context;
     (void)worker;
-    adam_loop(u->p + first, u->m + first, u->v + first, u->grad + first, end - first, u->factors,
-              u->keep);
+    end += u->first;
+    for (int64_t i = first + u->first, n; i < end; i += n) {
+        const float *grad = u->grad + i;
+        n = end - i;
+        if (u->row_numel > 0) {
+            int64_t row = i / u->row_numel * u->row_numel;
+            n = n < row + u->row_numel - i ? n : row + u->row_numel - i;
+            if (row_is_marked(u->grad + row)) {
+                grad = zeros;
+                n = n < most ? n : most;
+            }
+        }
+        adam_loop(u->p + i, u->m + i, u->v + i, grad, n, u->factors, u->keep);
+    }
 }
 
 enum status adamw_cpu(struct stream *s, struct tensor param, struct tensor master, struct tensor m,
                       struct tensor v, struct tensor grad, const struct adam_range *ranges,
-                      int range_count, const struct step_state *state,
+                      int range_count, int64_t row_numel, const struct step_state *state,
                       const struct optim_hyper *hyper)
 {
     if (state->skip)
@@ -46,10 +63,12 @@ enum status adamw_cpu(struct stream *s, struct tensor param, struct tensor maste
         int64_t first = ranges[i].first, n = ranges[i].count;
         if (ranges[i].frozen || n == 0)
             continue;
-        struct update u = {.p = (float *)master.data + first,
-                           .m = (float *)m.data + first,
-                           .v = (float *)v.data + first,
-                           .grad = (const float *)grad.data + first,
+        struct update u = {.p = master.data,
+                           .m = m.data,
+                           .v = v.data,
+                           .grad = grad.data,
+                           .first = first,
+                           .row_numel = row_numel,
                            .factors = &f,
                            .keep = ranges[i].decay ? f.keep : 1.0f};
         pieces_run(s, update_piece, &u, n, PIECE_NUMEL);

@@ -3,12 +3,14 @@
  *
  * Four neighbouring elements a thread, in one access each where they lie in one range. Bytes an
  * element: 16 read (master, m, v, grad), 12 written and the parameter in its dtype: memory-bound.
- * Rows of a table that no token has met have m and v of zero, which are not written again.
+ * Rows of a table that no token has met have m and v of zero, which are not written again, and of a
+ * marked row the gradient is not read.
  * The scalars come from the step state on the device, so that a captured step can be replayed.
  */
 #include "engine/ops/adamw.h"
 
 #include "engine/ops/cuda_common.cuh"
+#include "engine/ops/embedding.h"
 
 enum { ADAM_THREADS = 256 };
 
@@ -20,6 +22,8 @@ struct adam_args {
     struct optim_hyper hyper;
     struct adam_range range[ADAM_MAX_RANGES];
     int range_count;
+    int64_t row_numel;  /* 0: no row is marked */
+    uint32_t row_packs; /* the same, of four */
     bool packs;
 };
 
@@ -54,21 +58,32 @@ __device__ static inline int adam_find(const struct adam_args &a, int64_t i)
     return -1;
 }
 
+/* Is the row of element @i marked? Four elements of a row are in one pack. */
+__device__ static inline bool adam_marked(const struct adam_args &a, int64_t i)
+{
+    if (a.row_packs == 0)
+        return false;
+    uint32_t row = (uint32_t)(i / 4) / a.row_packs;
+    return row_is_marked(a.grad + (int64_t)row * a.row_packs * 4);
+}
+
 template <typename E> __global__ static void adamw_kernel(E *param, struct adam_args a)
 {
     int64_t i = ((int64_t)blockIdx.x * ADAM_THREADS + threadIdx.x) * 4;
     __shared__ struct adam_factors f; /* made once a block: it takes divisions in double */
     kernel_begin();
+    int32_t skip = a.state->skip;
     int r = i < a.n ? adam_find(a, i) : -1;
     bool pack = a.packs && r >= 0 && i + 4 <= a.range[r].first + a.range[r].count;
-    float p[4], m[4], v[4], g[4];
+    float p[4], m[4], v[4], g[4] = {0.0f};
     if (pack) { /* on their way while the factors are made */
         load_pack<float, 4>(p, a.master + i);
         load_pack<float, 4>(m, a.m + i);
         load_pack<float, 4>(v, a.v + i);
-        load_pack<float, 4>(g, a.grad + i);
+        if (!adam_marked(a, i)) /* behind these, for the answer takes as long as they do */
+            load_pack<float, 4>(g, a.grad + i);
     }
-    if (a.state->skip)
+    if (skip)
         return;
     if (threadIdx.x == 0)
         f = adam_factors(a.state, &a.hyper);
@@ -96,7 +111,9 @@ template <typename E> __global__ static void adamw_kernel(E *param, struct adam_
         r = adam_find(a, i);
         if (r < 0 || a.range[r].frozen)
             continue;
-        adam_element(a.master[i], a.m[i], a.v[i], a.grad[i], f, a.range[r].decay ? f.keep : 1.0f);
+        bool marked = a.row_numel > 0 && row_is_marked(a.grad + i / a.row_numel * a.row_numel);
+        float grad = marked ? 0.0f : a.grad[i];
+        adam_element(a.master[i], a.m[i], a.v[i], grad, f, a.range[r].decay ? f.keep : 1.0f);
         if (param)
             param[i] = from_float<E>(a.master[i]);
     }
@@ -104,7 +121,7 @@ template <typename E> __global__ static void adamw_kernel(E *param, struct adam_
 
 enum status cuda_adamw(struct stream *s, struct tensor param, struct tensor master, struct tensor m,
                        struct tensor v, struct tensor grad, const struct adam_range *ranges,
-                       int range_count, const struct step_state *state,
+                       int range_count, int64_t row_numel, const struct step_state *state,
                        const struct optim_hyper *hyper)
 {
     struct adam_args a = {};
@@ -116,7 +133,10 @@ enum status cuda_adamw(struct stream *s, struct tensor param, struct tensor mast
     a.state = state;
     a.hyper = *hyper;
     a.range_count = range_count;
-    a.packs = packs_fit(0, 1, master.data, m.data, v.data, grad.data, param.data);
+    a.row_numel = row_numel;
+    a.row_packs = (uint32_t)(row_numel / 4);
+    a.packs = packs_fit(0, 1, master.data, m.data, v.data, grad.data, param.data) &&
+              row_numel % 4 == 0 && a.n / 4 <= UINT32_MAX && row_numel <= UINT32_MAX;
     for (int r = 0; r < range_count; r++)
         a.range[r] = ranges[r];
     if (a.n == 0)

@@ -4,9 +4,12 @@
  * forward   one warp a row of the batch; bytes: the rows, read and written once
  * backward  sequences.token_order has equal tokens side by side, rows ascending. The block of a
  *           run's first place sums the run (eight row lanes, then in order) and writes one table
- *           row; the blocks of all other places end at once. A set has more blocks, which clear
- *           the rows of no token. Bytes: dout once, and one table row a run, or the whole table.
+ *           row; the blocks of all other places end at once. Unless these are kept, more blocks
+ *           clear or mark the rows of no token. Bytes: dout once, and one table row a run, or the
+ *           whole table when it is cleared.
  */
+#include "engine/ops/embedding.h"
+
 #include "engine/ops/cuda_common.cuh"
 
 /* Blocks that clear: four a multiprocessor of 132, which leaves room for as many others. */
@@ -49,9 +52,9 @@ __device__ static int64_t embedding_place(const struct sequences &q, int64_t tok
     return low;
 }
 
-/* Zeros in rows of @dtable from @first on that have no token. */
+/* Zeros, or marks, in rows of @dtable from @first on that have no token. */
 __device__ static void embedding_clear(float *dtable, const struct sequences &q, int64_t first,
-                                       int rows, int64_t columns, int64_t token)
+                                       int rows, int64_t columns, int64_t token, bool marks)
 {
     __shared__ bool used[EMBED_ROWS];
     for (int r = threadIdx.x; r < rows; r += EMBED_THREADS)
@@ -62,9 +65,12 @@ __device__ static void embedding_clear(float *dtable, const struct sequences &q,
         if (q.token[q.token_order[i]] > 0)
             used[q.token[q.token_order[i]] - token] = true;
     __syncthreads();
+    for (int r = threadIdx.x; marks && r < rows; r += EMBED_THREADS)
+        if (!used[r])
+            dtable[(first + r) * columns] = float_of_bits(ROW_MARK);
     float zeros[4] = {0.0f};
     bool packs = columns % 4 == 0 && (uintptr_t)dtable % 16 == 0;
-    for (int r = 0; r < rows; r++) {
+    for (int r = 0; !marks && r < rows; r++) {
         float *row = dtable + (first + r) * columns;
         if (used[r])
             continue;
@@ -76,12 +82,13 @@ __device__ static void embedding_clear(float *dtable, const struct sequences &q,
     __syncthreads(); /* used is written again by the next call */
 }
 
-/* The first blocks clear all rows of the table, in @clearing equal parts. Behind them, each place
- * of token_order has a block for each 32 packs of columns. */
+/* The first blocks clear or mark the rows of the table, in @clearing equal parts. Behind them, each
+ * place of token_order has a block for each 32 packs of columns. */
 template <typename E, int W>
 __global__ static void embedding_backward_kernel(float *dtable, const E *dout, struct sequences q,
                                                  int64_t columns, int64_t first_row,
-                                                 int64_t table_rows, int clearing, bool add)
+                                                 int64_t table_rows, int clearing,
+                                                 enum table_rows others)
 {
     int64_t chunks = (columns + 32 * W - 1) / (32 * W), block = (int64_t)blockIdx.x - clearing;
     int64_t place = block / chunks, c0 = (block - place * chunks) * 32 * W;
@@ -90,7 +97,7 @@ __global__ static void embedding_backward_kernel(float *dtable, const E *dout, s
         int64_t rows = (table_rows + clearing - 1) / clearing, first = blockIdx.x * rows;
         for (int64_t end = min(first + rows, table_rows); first < end; first += EMBED_ROWS)
             embedding_clear(dtable, q, first, (int)min(end - first, (int64_t)EMBED_ROWS), columns,
-                            first_row + first);
+                            first_row + first, others == ROWS_MARKED);
         return;
     }
     int32_t t = q.token[q.token_order[place]];
@@ -112,7 +119,7 @@ __global__ static void embedding_backward_kernel(float *dtable, const E *dout, s
         for (int k = 0; k < W; k++)
             sum[k] += v[k];
     }
-    columns_block<W>(sum, dtable + table_row * columns, c0, columns, add);
+    columns_block<W>(sum, dtable + table_row * columns, c0, columns, others == ROWS_KEPT);
 }
 
 template <typename E>
@@ -133,18 +140,19 @@ static enum status embedding_forward_any(struct stream *s, E *out, const E *tabl
 template <typename E>
 static enum status embedding_backward_any(struct stream *s, float *dtable, const E *dout,
                                           const struct sequences *q, int64_t columns,
-                                          int64_t first_row, int64_t table_rows, bool add)
+                                          int64_t first_row, int64_t table_rows,
+                                          enum table_rows others)
 {
     constexpr int W = full_pack<E>();
     static_assert((int)COLUMN_THREADS == (int)EMBED_THREADS, "one kernel does both");
     bool packs = packs_fit(columns, sizeof(E), dout);
-    int clearing = add || table_rows == 0 ? 0 : EMBED_CLEARING;
+    int clearing = others == ROWS_KEPT || table_rows == 0 ? 0 : EMBED_CLEARING;
     int64_t blocks = clearing + q->rows * div_up(columns, 32 * (packs ? W : 1));
     if (blocks == 0)
         return ST_OK;
     return launch_kernel(s, dim3((unsigned)blocks), COLUMN_THREADS,
                          packs ? embedding_backward_kernel<E, W> : embedding_backward_kernel<E, 1>,
-                         dtable, dout, *q, columns, first_row, table_rows, clearing, add);
+                         dtable, dout, *q, columns, first_row, table_rows, clearing, others);
 }
 
 enum status cuda_embedding_forward(struct stream *s, struct tensor out, struct tensor table,
@@ -159,14 +167,15 @@ enum status cuda_embedding_forward(struct stream *s, struct tensor out, struct t
 }
 
 enum status cuda_embedding_backward(struct stream *s, struct tensor dtable, struct tensor dout,
-                                    const struct sequences *q, int64_t first_row, bool add)
+                                    const struct sequences *q, int64_t first_row,
+                                    enum table_rows others)
 {
     int64_t columns = dtable.shape[1], rows = dtable.shape[0];
     if (!dtable.data)
         return ST_OK;
     if (dout.dtype == DTYPE_BF16)
         return embedding_backward_any(s, (float *)dtable.data, (const bf16 *)dout.data, q, columns,
-                                      first_row, rows, add);
+                                      first_row, rows, others);
     return embedding_backward_any(s, (float *)dtable.data, (const float *)dout.data, q, columns,
-                                  first_row, rows, add);
+                                  first_row, rows, others);
 }

@@ -8,18 +8,35 @@
  * after the other; the first has @set and also zeroes the rows of no sequence. Backward adds the
  * rows of one token in row order (token_order), so the sum is the same however it is computed.
  * Token 0 is [PAD], whose row stays as it is: it gets no gradient, as padding_idx of PyTorch.
+ *
+ * Most rows of a large table have no token of a batch. Their zeros would be most of what BACKWARD
+ * writes and of what UPDATE reads, so a gradient that one BACKWARD alone makes may have marks in
+ * their place (ops.h), which row_is_marked() finds.
  */
 #ifndef ENGINE_OPS_EMBEDDING_H
 #define ENGINE_OPS_EMBEDDING_H
 
+#include <string.h>
+
+#include "engine/base/rng.h"
 #include "engine/ops/ops.h"
 
 C_BEGIN
 
+/** row_is_marked() - @row: the first element of a gradient's row. */
+HOST_DEVICE static inline bool row_is_marked(const float *row)
+{
+    float first = *row; /* loaded as one, and not byte by byte */
+    int32_t bits;
+    memcpy(&bits, &first, sizeof bits);
+    return bits == ROW_MARK;
+}
+
 enum status embedding_forward_cpu(struct stream *s, struct tensor out, struct tensor table,
                                   const struct sequences *q, int64_t first_row, bool set);
 enum status embedding_backward_cpu(struct stream *s, struct tensor dtable, struct tensor dout,
-                                   const struct sequences *q, int64_t first_row, bool add);
+                                   const struct sequences *q, int64_t first_row,
+                                   enum table_rows others);
 
 C_END
 

@@ -103,7 +103,8 @@ enum status op_embedding_forward(struct stream *s, struct tensor out, struct ten
 }
 
 enum status op_embedding_backward(struct stream *s, struct tensor dtable, struct tensor dout,
-                                  const struct sequences *q, int64_t first_row, bool add)
+                                  const struct sequences *q, int64_t first_row,
+                                  enum table_rows others)
 {
     expect_sequences(q);
     EXPECT_GRAD_2D(dtable, dtable.shape[0], dout.shape[1]);
@@ -111,7 +112,7 @@ enum status op_embedding_backward(struct stream *s, struct tensor dtable, struct
     ASSERT(first_row >= 0);
     ASSERT(q->rows == 0 || q->token_order);
     ASSERT(apart(dtable, dout));
-    return s->device->compute->embedding_backward(s, dtable, dout, q, first_row, add);
+    return s->device->compute->embedding_backward(s, dtable, dout, q, first_row, others);
 }
 
 enum status op_embedding_norm_forward(struct stream *s, struct tensor out, struct tensor z,
@@ -471,7 +472,7 @@ enum status op_agree(struct stream *s, struct step_state *state, const struct st
 
 enum status op_adamw(struct stream *s, struct tensor param, struct tensor master, struct tensor m,
                      struct tensor v, struct tensor grad, const struct adam_range *ranges,
-                     int range_count, const struct step_state *state,
+                     int range_count, int64_t row_numel, const struct step_state *state,
                      const struct optim_hyper *hyper)
 {
     int64_t n = master.shape[0], covered = 0;
@@ -482,6 +483,7 @@ enum status op_adamw(struct stream *s, struct tensor param, struct tensor master
     if (param.data)
         EXPECT_1D(param, s->device->param_dtype, n);
     ASSERT(range_count >= 0);
+    ASSERT(row_numel >= 0);
     ASSERT(range_count <= ADAM_MAX_RANGES);
     for (int i = 0; i < range_count; i++) {
         ASSERT(ranges[i].first == covered);
@@ -491,6 +493,6 @@ enum status op_adamw(struct stream *s, struct tensor param, struct tensor master
     ASSERT(covered == n);
     ASSERT(apart(param, master));
     ASSERT(apart(master, grad));
-    return s->device->compute->adamw(s, param, master, m, v, grad, ranges, range_count, state,
-                                     hyper);
+    return s->device->compute->adamw(s, param, master, m, v, grad, ranges, range_count, row_numel,
+                                     state, hyper);
 }

@@ -81,6 +81,17 @@ struct adam_range {
 
 enum { ADAM_MAX_RANGES = 16 };
 
+/* What the gradient of a table has in the rows of no token. */
+enum table_rows {
+    ROWS_ZERO,
+    ROWS_KEPT,  /* what they had: rows of tokens are added to */
+    ROWS_MARKED /* ROW_MARK, for zeros: nobody writes them, and who knows of marks reads none */
+};
+
+/* Bits of a marked row's first element: a NaN, which no gradient is that UPDATE looks at. Its other
+ * elements are anything. */
+enum { ROW_MARK = 0x7FE0FADE };
+
 /* The largest sizes any op on this stream will see; for workspace_bytes(). */
 struct op_limits {
     int64_t rows, channels, ffn, heads, sequences, max_length, vocab_rows;
@@ -101,7 +112,8 @@ struct ops {
                                      const struct sequences *q, int64_t first_row, bool set);
     /* dtable (rows, C) fp32; token 0, which is [PAD], has no gradient. */
     enum status (*embedding_backward)(struct stream *s, struct tensor dtable, struct tensor dout,
-                                      const struct sequences *q, int64_t first_row, bool add);
+                                      const struct sequences *q, int64_t first_row,
+                                      enum table_rows others);
 
     /* z = x + position[row] + type[token_type]; out = dropout(norm(z)); stats (2, T) fp32: mean,
      * 1 / standard deviation. type.data NULL: a model without token types. */
@@ -208,10 +220,11 @@ struct ops {
                          const struct step_report *reports, int world_size,
                          const struct optim_hyper *hyper);
     /* One shard: master, m, v (n) fp32; param (n) compute dtype, or NULL data when master is what
-     * FORWARD reads; grad (n) fp32, scaled by state->clip; nothing is written when state->skip. */
+     * FORWARD reads; grad (n) fp32, scaled by state->clip; nothing is written when state->skip.
+     * @row_numel: of a table whose rows may be marked; 0: none is. */
     enum status (*adamw)(struct stream *s, struct tensor param, struct tensor master,
                          struct tensor m, struct tensor v, struct tensor grad,
-                         const struct adam_range *ranges, int range_count,
+                         const struct adam_range *ranges, int range_count, int64_t row_numel,
                          const struct step_state *state, const struct optim_hyper *hyper);
 };
 
@@ -226,7 +239,7 @@ MUST_CHECK enum status op_embedding_forward(struct stream *s, struct tensor out,
                                             int64_t first_row, bool set);
 MUST_CHECK enum status op_embedding_backward(struct stream *s, struct tensor dtable,
                                              struct tensor dout, const struct sequences *q,
-                                             int64_t first_row, bool add);
+                                             int64_t first_row, enum table_rows others);
 MUST_CHECK enum status op_embedding_norm_forward(struct stream *s, struct tensor out,
                                                  struct tensor z, struct tensor stats,
                                                  struct tensor x, struct tensor position,
@@ -297,7 +310,7 @@ MUST_CHECK enum status op_agree(struct stream *s, struct step_state *state,
                                 const struct optim_hyper *hyper);
 MUST_CHECK enum status op_adamw(struct stream *s, struct tensor param, struct tensor master,
                                 struct tensor m, struct tensor v, struct tensor grad,
-                                const struct adam_range *ranges, int range_count,
+                                const struct adam_range *ranges, int range_count, int64_t row_numel,
                                 const struct step_state *state, const struct optim_hyper *hyper);
 
 C_END

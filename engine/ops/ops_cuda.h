@@ -11,7 +11,8 @@ C_BEGIN
 enum status cuda_embedding_forward(struct stream *s, struct tensor out, struct tensor table,
                                    const struct sequences *q, int64_t first_row, bool set);
 enum status cuda_embedding_backward(struct stream *s, struct tensor dtable, struct tensor dout,
-                                    const struct sequences *q, int64_t first_row, bool add);
+                                    const struct sequences *q, int64_t first_row,
+                                    enum table_rows others);
 enum status cuda_embedding_norm_forward(struct stream *s, struct tensor out, struct tensor z,
                                         struct tensor stats, struct tensor x,
                                         struct tensor position, struct tensor type,
@@ -74,7 +75,7 @@ enum status cuda_agree(struct stream *s, struct step_state *state,
                        const struct optim_hyper *hyper);
 enum status cuda_adamw(struct stream *s, struct tensor param, struct tensor master, struct tensor m,
                        struct tensor v, struct tensor grad, const struct adam_range *ranges,
-                       int range_count, const struct step_state *state,
+                       int range_count, int64_t row_numel, const struct step_state *state,
                        const struct optim_hyper *hyper);
 
 C_END

@@ -263,7 +263,7 @@ static enum status run_update(struct bench *b)
     return op_adamw(b->s, tensor_1d(is_master ? NULL : g->param, b->device->param_dtype, n),
                     tensor_1d(g->adam[0], DTYPE_F32, n), tensor_1d(g->adam[1], DTYPE_F32, n),
                     tensor_1d(g->adam[2], DTYPE_F32, n), tensor_1d(g->adam[3], DTYPE_F32, n), &all,
-                    1, g->state, &hyper);
+                    1, 0, g->state, &hyper);
 }
 
 static enum status sum_of(struct bench *b, int64_t n)

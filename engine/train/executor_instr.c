@@ -30,6 +30,12 @@ static enum status clear_padding(struct turn *t, int unit, float *grads, struct 
                        sizeof *grads * (size_t)(u->padded_numel - u->numel));
 }
 
+/* One rank has made a table's gradient in one BACKWARD: it is known which rows are zeros. */
+static bool rows_are_known(const struct executor *ex, int unit)
+{
+    return ex->model->units[unit].look_up && ex->comm->world_size == 1 && ex->micro_batches == 1;
+}
+
 static enum status run_unit(struct turn *t, const struct instr *in, struct stream *s)
 {
     const struct model *model = t->ex->model;
@@ -42,6 +48,7 @@ static enum status run_unit(struct turn *t, const struct instr *in, struct strea
         .params = turn_operand(t, in, ROLE_PARAM),
         .grads = turn_operand(t, in, ROLE_GRAD),
         .grads_add = in->flags & FLAG_ADD,
+        .grads_mark = rows_are_known(t->ex, in->unit),
         .tied_params = turn_operand(t, in, ROLE_PARAM_TIED),
         .tied_grads = turn_operand(t, in, ROLE_GRAD_TIED),
         .tied_grads_add = in->flags & FLAG_ADD_TIED,
@@ -63,7 +70,6 @@ static enum status run_unit(struct turn *t, const struct instr *in, struct strea
     return op_finish_sums(s);
 }
 
-/* Where one rank has made a table's gradient in one BACKWARD, it is known which rows are zeros. */
 static enum status run_norm(struct turn *t, const struct instr *in, struct stream *s)
 {
     struct executor *ex = t->ex;
@@ -71,7 +77,7 @@ static enum status run_norm(struct turn *t, const struct instr *in, struct strea
     const struct model_param *table = &ex->model->params[unit->first_param];
     void *shard = turn_operand(t, in, ROLE_GRAD_SHARD);
     struct step_report *report = turn_operand(t, in, ROLE_REPORT);
-    if (!unit->look_up || ex->comm->world_size > 1 || ex->micro_batches > 1)
+    if (!rows_are_known(ex, in->unit))
         return op_squared_norm(s, report, tensor_1d(shard, DTYPE_F32, shard_numel(t, in)));
     return op_squared_norm_rows(s, report,
                                 tensor_2d(shard, DTYPE_F32, table->shape[0], table->shape[1]),
@@ -103,11 +109,13 @@ static enum status run_update(struct turn *t, const struct instr *in, struct str
     if (grad == NULL)
         grad = turn_operand(t, in, ROLE_GRAD_SHARD);
     bool is_master = master == NULL;
+    const struct model_param *first = &ex->model->params[ex->model->units[in->unit].first_param];
     return op_adamw(s, tensor_1d(is_master ? NULL : shard, ex->device->param_dtype, n),
                     tensor_1d(is_master ? shard : master, DTYPE_F32, n),
                     tensor_1d(turn_operand(t, in, ROLE_ADAM_M), DTYPE_F32, n),
                     tensor_1d(turn_operand(t, in, ROLE_ADAM_V), DTYPE_F32, n),
                     tensor_1d(grad, DTYPE_F32, n), r->ranges, r->count,
+                    rows_are_known(ex, in->unit) ? first->shape[1] : 0,
                     turn_operand(t, in, ROLE_STATE), &ex->hyper);
 }
 

@@ -48,10 +48,10 @@ TIMED(embedding_forward, 0, bytes_of(out) + looked_up(table, q->rows),
       (s, out, table, q, first_row, set))
 
 TIMED(embedding_backward, 0,
-      bytes_of(dout) + (add ? 2 * looked_up(dtable, q->rows) : bytes_of(dtable)),
+      bytes_of(dout) + (others == ROWS_ZERO ? bytes_of(dtable) : 2 * looked_up(dtable, q->rows)),
       (struct stream * s, struct tensor dtable, struct tensor dout, const struct sequences *q,
-       int64_t first_row, bool add),
-      (s, dtable, dout, q, first_row, add))
+       int64_t first_row, enum table_rows others),
+      (s, dtable, dout, q, first_row, others))
 
 TIMED(embedding_norm_forward, 0,
       bytes_of(out) + bytes_of(z) + bytes_of(x) + bytes_of(stats) + looked_up(position, q->rows) +
@@ -169,8 +169,8 @@ TIMED(adamw, 0,
       2 * (bytes_of(master) + bytes_of(m) + bytes_of(v)) + bytes_of(grad) + bytes_of(param),
       (struct stream * s, struct tensor param, struct tensor master, struct tensor m,
        struct tensor v, struct tensor grad, const struct adam_range *ranges, int range_count,
-       const struct step_state *state, const struct optim_hyper *hyper),
-      (s, param, master, m, v, grad, ranges, range_count, state, hyper))
+       int64_t row_numel, const struct step_state *state, const struct optim_hyper *hyper),
+      (s, param, master, m, v, grad, ranges, range_count, row_numel, state, hyper))
 
 void op_profile_bind(struct ops *table, const struct ops *real)
 {

@@ -427,7 +427,7 @@ void model_run_update(struct model_run *r, const struct optim_hyper *hyper)
         assert_ok(op_adamw(r->stream, tensor_1d(params, m->param_dtype, n),
                            tensor_1d(b->master, DTYPE_F32, n), tensor_1d(b->m, DTYPE_F32, n),
                            tensor_1d(b->v, DTYPE_F32, n), tensor_1d(b->grads, DTYPE_F32, n), ranges,
-                           count, r->state, hyper));
+                           count, 0, r->state, hyper));
     }
     assert_ok(stream_sync(r->stream));
     r->host.step++;
