@@ -66,7 +66,7 @@ enum program_kind {
 enum program_stream { ON_COMPUTE, ON_GATHER, ON_REDUCE, ON_UPDATE, PROGRAM_STREAMS };
 
 enum program_op {
-    OP_BEGIN,      /* empty the step report */
+    OP_BEGIN,      /* take the step's state and batch from the host, empty the step report */
     OP_GATHER,     /* all-gather the shards of a flat parameter, or (stage 0) of its gradient */
     OP_FORWARD,    /* a unit on a micro-batch */
     OP_RECOMPUTE,  /* FORWARD again, to rebuild what BACKWARD needs */

@@ -226,7 +226,10 @@ void builder_step(struct builder *b, const struct item *items, int count)
     struct pending_sum pending = {.unit = -1};
     struct instr *in = builder_emit(b, OP_BEGIN, ON_COMPUTE, -1, -1, 0);
     operand_add(in, ROLE_REPORT, ACCESS_WRITE, b->report);
+    /* The part of the state that it writes is not the one that UPDATE reads, which waits for AGREE
+     * alone; all others that read it follow on the same stream. */
     operand_add(in, ROLE_STATE, ACCESS_READ, b->state);
+    operand_add(in, ROLE_BATCH, ACCESS_WRITE, b->batch);
     b->next_gather = b->carried_count;
     for (int i = 0; i < count; i++) {
         struct item it = items[i];

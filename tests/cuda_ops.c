@@ -649,17 +649,17 @@ static void agree_case(struct twins *w, enum schedule_kind schedule, int64_t t, 
     for (int side = 0; side < SIDES; side++)
         on_device[side] = op_upload(&w->side[side], reports, sizeof reports);
     struct twin state = twin_struct(w, "state", &start, sizeof start, state_values, 4 * w->f);
-    TWINS_RUN(w, op_agree(ON_STREAM(w), ON(w, state).data, on_device[w->now], 3, &hyper));
+    TWINS_RUN(w, op_agree(ON_STREAM(w), ON(w, state).data, on_device[w->now], 3, &hyper, NULL));
     twins_end(w);
 
-    twins_begin(w, "report_begin", "schedule %d, t=%d", schedule, (int)t);
+    twins_begin(w, "step_begin", "schedule %d, t=%d", schedule, (int)t);
     const struct step_state now = {
         .host = {.step = 12, .tokens = 345, .stop = STOP_EARLY, .signal = 2, .training = 1}};
-    const struct step_state *state_on[SIDES];
+    struct step_state *state_on[SIDES];
     for (int side = 0; side < SIDES; side++)
         state_on[side] = op_upload(&w->side[side], &now, sizeof now);
     struct twin report = twin_struct(w, "report", reports, sizeof *reports, report_values, 0.0);
-    TWINS_RUN(w, op_report_begin(ON_STREAM(w), report_of(w, report), state_on[w->now]));
+    TWINS_RUN(w, op_step_begin(ON_STREAM(w), report_of(w, report), state_on[w->now], NULL));
     twins_end(w);
 }
 

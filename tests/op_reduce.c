@@ -106,13 +106,59 @@ static void one_bad_value_anywhere_is_seen(void **state)
     assert_int_equal(norm_of(t, x, 69, (struct step_report){.finite = 0}).finite, 0);
 }
 
-static void report_begin_carries_the_hosts_part(void **state)
+/* A step takes state and batch from a slot and leaves its state there; the next, the other one. */
+static void steps_take_and_leave_their_mail_by_turns(void **state)
+{
+    enum { WORDS = 1200, STEPS = 5 };
+    static const struct optim_hyper h = {.lr = 1e-3f, .beta1 = 0.9f, .beta2 = 0.999f};
+    struct op_test *t = *state;
+    struct step_state start = {.t = 7}, now;
+    struct step_mail mail = {.batch_bytes = WORDS * sizeof(int32_t)};
+    struct step_report none = {0}, report;
+    struct step_host *host[STEP_SLOTS];
+    int32_t *batch[STEP_SLOTS], words[WORDS];
+    for (int i = 0; i < STEP_SLOTS; i++) {
+        assert_ok(device_alloc_host(t->device, (void **)&host[i], sizeof *host[i]));
+        assert_ok(device_alloc_host(t->device, (void **)&batch[i], mail.batch_bytes));
+        assert_ok(device_alloc_host(t->device, (void **)&mail.slot[i].told, sizeof now));
+        mail.slot[i].host = host[i];
+        mail.slot[i].batch = batch[i];
+    }
+    assert_ok(device_alloc(t->device, &mail.batch, mail.batch_bytes));
+    struct step_state *on_device = op_upload(t, &start, sizeof start);
+    struct step_report *to = op_upload(t, &none, sizeof none);
+    for (int step = 0; step < STEPS; step++) {
+        int slot = step % STEP_SLOTS;
+        *host[slot] = (struct step_host){.step = 40 + step, .tokens = 9 + step, .seed = 3};
+        for (int i = 0; i < WORDS; i++)
+            batch[slot][i] = step * WORDS + i;
+        assert_ok(op_step_begin(t->s, to, on_device, &mail));
+        assert_ok(op_agree(t->s, on_device, to, 1, &h, &mail));
+        op_download(t, &now, on_device, sizeof now);
+        op_download(t, &report, to, sizeof report);
+        op_download(t, words, mail.batch, sizeof words);
+        assert_memory_equal(&now.host, host[slot], sizeof now.host);
+        assert_memory_equal(mail.slot[slot].told, &now, sizeof now);
+        assert_memory_equal(words, batch[slot], sizeof words);
+        assert_int_equal(report.tokens, 9 + step);
+        assert_int_equal(now.t, 8 + step);
+        assert_int_equal(now.turn, 1 + step);
+    }
+    for (int i = 0; i < STEP_SLOTS; i++) {
+        device_free_host(t->device, (void **)&host[i]);
+        device_free_host(t->device, (void **)&batch[i]);
+        device_free_host(t->device, (void **)&mail.slot[i].told);
+    }
+    device_free(t->device, &mail.batch);
+}
+
+static void a_report_begins_with_the_hosts_part(void **state)
 {
     struct op_test *t = *state;
     struct step_state s = {.host = {.step = 41, .stop = STOP_SIGNAL, .signal = 15, .tokens = 99}};
     struct step_report r = {.loss_sum = 5.0, .squared_norm = 7.0, .sequences = 3};
     struct step_report *device = op_upload(t, &r, sizeof r);
-    assert_ok(op_report_begin(t->s, device, op_upload(t, &s, sizeof s)));
+    assert_ok(op_step_begin(t->s, device, op_upload(t, &s, sizeof s), NULL));
     op_download(t, &r, device, sizeof r);
     assert_true(r.loss_sum == 0.0 && r.squared_norm == 0.0);
     assert_int_equal(r.sequences, 0);
@@ -139,7 +185,7 @@ static struct step_state agree(struct op_test *t, struct step_state state,
 {
     struct step_state *device = op_upload(t, &state, sizeof state);
     struct step_report *r = op_upload(t, reports, (size_t)world * sizeof *reports);
-    assert_ok(op_agree(t->s, device, r, world, h));
+    assert_ok(op_agree(t->s, device, r, world, h, NULL));
     op_download(t, &state, device, sizeof state);
     return state;
 }
@@ -262,7 +308,8 @@ int main(void)
         cmocka_unit_test(b25_squared_norm_of_nothing),
         cmocka_unit_test(b41_large_and_tiny_gradients_keep_their_norm),
         cmocka_unit_test(one_bad_value_anywhere_is_seen),
-        cmocka_unit_test(report_begin_carries_the_hosts_part),
+        cmocka_unit_test(steps_take_and_leave_their_mail_by_turns),
+        cmocka_unit_test(a_report_begins_with_the_hosts_part),
         cmocka_unit_test(agree_sums_in_rank_order_and_clips),
         cmocka_unit_test(no_clipping_below_the_limit_or_without_one),
         cmocka_unit_test(a_bad_gradient_skips_the_step_and_the_schedule_waits),

@@ -112,7 +112,7 @@ static void calls_are_what_model_and_program_imply(void **state)
                 assert_int_equal(calls(r, KIND_squared_norm), n * instrs[OP_NORM]);
                 assert_int_equal(calls(r, KIND_adamw), n * instrs[OP_UPDATE]);
                 assert_int_equal(calls(r, KIND_agree), n * instrs[OP_AGREE]);
-                assert_int_equal(calls(r, KIND_report_begin), n * instrs[OP_BEGIN]);
+                assert_int_equal(calls(r, KIND_step_begin), n * instrs[OP_BEGIN]);
                 assert_int_equal(calls(r, KIND_cast), 0);
             }
         }

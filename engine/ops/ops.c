@@ -453,21 +453,22 @@ enum status op_squared_norm_rows(struct stream *s, struct step_report *report, s
     return s->device->compute->squared_norm_rows(s, report, g, q, first_row);
 }
 
-enum status op_report_begin(struct stream *s, struct step_report *report,
-                            const struct step_state *state)
+enum status op_step_begin(struct stream *s, struct step_report *report, struct step_state *state,
+                          const struct step_mail *mail)
 {
     ASSERT(report != NULL);
     ASSERT(state != NULL);
-    return s->device->compute->report_begin(s, report, state);
+    ASSERT(mail == NULL || mail->batch_bytes % 16 == 0);
+    return s->device->compute->step_begin(s, report, state, mail);
 }
 
 enum status op_agree(struct stream *s, struct step_state *state, const struct step_report *reports,
-                     int world_size, const struct optim_hyper *hyper)
+                     int world_size, const struct optim_hyper *hyper, const struct step_mail *mail)
 {
     ASSERT(state != NULL);
     ASSERT(reports != NULL);
     ASSERT(world_size >= 1);
-    return s->device->compute->agree(s, state, reports, world_size, hyper);
+    return s->device->compute->agree(s, state, reports, world_size, hyper, mail);
 }
 
 enum status op_adamw(struct stream *s, struct tensor param, struct tensor master, struct tensor m,
@@ -482,8 +483,8 @@ enum status op_adamw(struct stream *s, struct tensor param, struct tensor master
     EXPECT_1D(grad, DTYPE_F32, n);
     if (param.data)
         EXPECT_1D(param, s->device->param_dtype, n);
-    ASSERT(range_count >= 0);
     ASSERT(row_numel >= 0);
+    ASSERT(range_count >= 0);
     ASSERT(range_count <= ADAM_MAX_RANGES);
     for (int i = 0; i < range_count; i++) {
         ASSERT(ranges[i].first == covered);

@@ -212,13 +212,15 @@ struct ops {
     enum status (*squared_norm_rows)(struct stream *s, struct step_report *report, struct tensor g,
                                      const struct sequences *q, int64_t first_row);
 
-    /* Empty the report and put the host's part of @state in it. */
-    enum status (*report_begin)(struct stream *s, struct step_report *report,
-                                const struct step_state *state);
-    /* Sum @world_size reports in rank order into the second part of @state. */
+    /* Take the host's part of @state and the batch from @mail (NULL: they are there), empty the
+     * report and put that part in it. */
+    enum status (*step_begin)(struct stream *s, struct step_report *report,
+                              struct step_state *state, const struct step_mail *mail);
+    /* Sum @world_size reports in rank order into the second part of @state, and leave a copy of it
+     * in @mail (NULL: nobody asks). */
     enum status (*agree)(struct stream *s, struct step_state *state,
                          const struct step_report *reports, int world_size,
-                         const struct optim_hyper *hyper);
+                         const struct optim_hyper *hyper, const struct step_mail *mail);
     /* One shard: master, m, v (n) fp32; param (n) compute dtype, or NULL data when master is what
      * FORWARD reads; grad (n) fp32, scaled by state->clip; nothing is written when state->skip.
      * @row_numel: of a table whose rows may be marked; 0: none is. */
@@ -303,11 +305,11 @@ MUST_CHECK enum status op_squared_norm(struct stream *s, struct step_report *rep
 MUST_CHECK enum status op_squared_norm_rows(struct stream *s, struct step_report *report,
                                             struct tensor g, const struct sequences *q,
                                             int64_t first_row);
-MUST_CHECK enum status op_report_begin(struct stream *s, struct step_report *report,
-                                       const struct step_state *state);
+MUST_CHECK enum status op_step_begin(struct stream *s, struct step_report *report,
+                                     struct step_state *state, const struct step_mail *mail);
 MUST_CHECK enum status op_agree(struct stream *s, struct step_state *state,
                                 const struct step_report *reports, int world_size,
-                                const struct optim_hyper *hyper);
+                                const struct optim_hyper *hyper, const struct step_mail *mail);
 MUST_CHECK enum status op_adamw(struct stream *s, struct tensor param, struct tensor master,
                                 struct tensor m, struct tensor v, struct tensor grad,
                                 const struct adam_range *ranges, int range_count, int64_t row_numel,

@@ -65,7 +65,7 @@ const struct ops ops_cpu = {
     .cast = cast_cpu,
     .squared_norm = squared_norm_cpu,
     .squared_norm_rows = squared_norm_rows_cpu,
-    .report_begin = report_begin_cpu,
+    .step_begin = step_begin_cpu,
     .agree = agree_cpu,
     .adamw = adamw_cpu,
 };

@@ -32,7 +32,7 @@ const struct ops ops_cuda = {
     .cast = cuda_cast,
     .squared_norm = cuda_squared_norm,
     .squared_norm_rows = cuda_squared_norm_rows,
-    .report_begin = cuda_report_begin,
+    .step_begin = cuda_step_begin,
     .agree = cuda_agree,
     .adamw = cuda_adamw,
 };

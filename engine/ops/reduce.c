@@ -127,10 +127,14 @@ enum status squared_norm_rows_cpu(struct stream *s, struct step_report *report, 
     return ST_OK;
 }
 
-enum status report_begin_cpu(struct stream *s, struct step_report *report,
-                             const struct step_state *state)
+enum status step_begin_cpu(struct stream *s, struct step_report *report, struct step_state *state,
+                           const struct step_mail *mail)
 {
     (void)s;
+    if (mail != NULL) {
+        state->host = *step_slot(mail, state).host;
+        memcpy(mail->batch, step_slot(mail, state).batch, mail->batch_bytes);
+    }
     memset(report, 0, sizeof *report);
     report->tokens = state->host.tokens;
     report->finite = 1;
@@ -142,9 +146,15 @@ enum status report_begin_cpu(struct stream *s, struct step_report *report,
 }
 
 enum status agree_cpu(struct stream *s, struct step_state *state, const struct step_report *reports,
-                      int world_size, const struct optim_hyper *hyper)
+                      int world_size, const struct optim_hyper *hyper, const struct step_mail *mail)
 {
     (void)s;
-    step_agree(state, reports, world_size, hyper);
+    struct step_state *told = mail != NULL ? step_slot(mail, state).told : NULL;
+    float rates[STEP_RATES];
+    for (int i = 0; i < STEP_RATES; i++)
+        rates[i] = step_rate(hyper, state->t, i);
+    step_agree(state, reports, world_size, hyper, rates);
+    if (told != NULL)
+        *told = *state;
     return ST_OK;
 }

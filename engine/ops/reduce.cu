@@ -6,7 +6,8 @@
  *                    of a block, then of the blocks, are added in order, these by the block that
  *                    ends last. The number of blocks depends on n alone, so equal gradients give
  *                    equal bits
- * report, agree      one thread
+ * step_begin         a pack of the batch a thread, over the bus; the first one does the rest
+ * agree              one thread, behind one for each rate
  */
 #include "engine/ops/reduce.h"
 
@@ -167,25 +168,47 @@ __global__ static void squared_norm_rows_kernel(struct step_report *report, doub
 
 /* ---- report and state ------------------------------------------------------------------------ */
 
-__global__ static void report_begin_kernel(struct step_report *report,
-                                           const struct step_state *state)
+/* Blocks read state->turn and the first thread of all writes state->host: no other of its words. */
+__global__ static void step_begin_kernel(struct step_report *report, struct step_state *state,
+                                         struct step_mail mail, bool takes)
 {
-    struct step_report r = {};
+    int64_t i = (int64_t)blockIdx.x * REDUCE_THREADS + threadIdx.x;
     kernel_begin();
-    r.tokens = state->host.tokens;
+    struct step_slot_mail from = step_slot(&mail, state);
+    if (i < (int64_t)(mail.batch_bytes / sizeof(uint4)))
+        ((uint4 *)mail.batch)[i] = ((const uint4 *)from.batch)[i];
+    if (i != 0)
+        return;
+    struct step_host host = takes ? *from.host : state->host;
+    struct step_report r = {};
+    r.tokens = host.tokens;
     r.finite = 1;
-    r.stop = state->host.stop;
-    r.signal = state->host.signal;
-    r.step = (int32_t)state->host.step;
-    r.saved = state->host.saved;
+    r.stop = host.stop;
+    r.signal = host.signal;
+    r.step = (int32_t)host.step;
+    r.saved = host.saved;
     *report = r;
+    if (takes)
+        state->host = host;
 }
 
+/* On a copy in registers: what is written is not read again. */
 __global__ static void agree_kernel(struct step_state *state, const struct step_report *reports,
-                                    int world_size, struct optim_hyper hyper)
+                                    int world_size, struct optim_hyper hyper, struct step_mail mail)
 {
+    __shared__ float rates[STEP_RATES];
     kernel_begin();
-    step_agree(state, reports, world_size, &hyper);
+    struct step_state s = *state;
+    if (threadIdx.x < STEP_RATES)
+        rates[threadIdx.x] = step_rate(&hyper, s.t, (int)threadIdx.x);
+    __syncthreads();
+    if (threadIdx.x > 0)
+        return;
+    struct step_state *told = step_slot(&mail, &s).told;
+    step_agree(&s, reports, world_size, &hyper, rates);
+    *state = s;
+    if (told != NULL)
+        *told = s;
 }
 
 /* ---- entries of the table -------------------------------------------------------------------- */
@@ -233,15 +256,21 @@ enum status cuda_squared_norm_rows(struct stream *s, struct step_report *report,
                          g.shape[0], packs_fit(columns, sizeof(float), g.data));
 }
 
-enum status cuda_report_begin(struct stream *s, struct step_report *report,
-                              const struct step_state *state)
+enum status cuda_step_begin(struct stream *s, struct step_report *report, struct step_state *state,
+                            const struct step_mail *mail)
 {
-    return launch_kernel(s, dim3(1), 1, report_begin_kernel, report, state);
+    struct step_mail none = {};
+    int64_t blocks = mail == NULL ? 1 : div_up(mail->batch_bytes, REDUCE_THREADS * sizeof(uint4));
+    return launch_kernel(s, dim3((unsigned)(blocks > 0 ? blocks : 1)), REDUCE_THREADS,
+                         step_begin_kernel, report, state, mail == NULL ? none : *mail,
+                         mail != NULL);
 }
 
 enum status cuda_agree(struct stream *s, struct step_state *state,
                        const struct step_report *reports, int world_size,
-                       const struct optim_hyper *hyper)
+                       const struct optim_hyper *hyper, const struct step_mail *mail)
 {
-    return launch_kernel(s, dim3(1), 1, agree_kernel, state, reports, world_size, *hyper);
+    struct step_mail none = {};
+    return launch_kernel(s, dim3(1), 32, agree_kernel, state, reports, world_size, *hyper,
+                         mail == NULL ? none : *mail);
 }

@@ -30,6 +30,13 @@
 
 C_BEGIN
 
+/** step_slot() - the slot of @mail that a step uses which begins, or is under way, in @state. */
+HOST_DEVICE static inline struct step_slot_mail step_slot(const struct step_mail *mail,
+                                                          const struct step_state *state)
+{
+    return state->turn % STEP_SLOTS ? mail->slot[1] : mail->slot[0];
+}
+
 /** schedule_factor() - factor(k) above. */
 HOST_DEVICE static inline double schedule_factor(const struct optim_hyper *hyper, int64_t k)
 {
@@ -44,10 +51,22 @@ HOST_DEVICE static inline double schedule_factor(const struct optim_hyper *hyper
     return factor > 0.0 ? factor : 0.0;
 }
 
-/** step_agree() - the whole of AGREE, for the CPU and for one GPU thread. */
+enum step_rate { RATE_LR, RATE_CORRECTION1, RATE_CORRECTION2, STEP_RATES };
+
+/** step_rate() - of the step behind @k applied ones; on a GPU they are made side by side. */
+HOST_DEVICE static inline float step_rate(const struct optim_hyper *hyper, int64_t k, int which)
+{
+    if (which == RATE_LR)
+        return (float)(schedule_factor(hyper, k) * (double)hyper->lr);
+    double beta = (double)(which == RATE_CORRECTION1 ? hyper->beta1 : hyper->beta2);
+    return (float)(1.0 - pow(beta, (double)(k + 1)));
+}
+
+/** step_agree() - the rest of AGREE, for the CPU and for one GPU thread. @rates: of state->t. */
 HOST_DEVICE static inline void step_agree(struct step_state *state,
                                           const struct step_report *reports, int world_size,
-                                          const struct optim_hyper *hyper)
+                                          const struct optim_hyper *hyper,
+                                          const float rates[STEP_RATES])
 {
     double loss = 0, squared = 0;
     int finite = 1;
@@ -75,10 +94,11 @@ HOST_DEVICE static inline void step_agree(struct step_state *state,
     state->loss = state->sequences > 0 ? loss / (double)state->sequences : 0.0;
     state->grad_norm = norm;
     state->clip = clip < 1.0 ? (float)clip : 1.0f;
-    state->lr = (float)(schedule_factor(hyper, k) * (double)hyper->lr);
-    state->correction1 = (float)(1.0 - pow((double)hyper->beta1, (double)(k + 1)));
-    state->correction2 = (float)(1.0 - pow((double)hyper->beta2, (double)(k + 1)));
+    state->lr = rates[RATE_LR];
+    state->correction1 = rates[RATE_CORRECTION1];
+    state->correction2 = rates[RATE_CORRECTION2];
     state->t = state->skip ? k : k + 1;
+    state->turn++;
 }
 
 enum status accumulate_cpu(struct stream *s, struct tensor out, struct tensor in, bool add);
@@ -86,10 +106,11 @@ enum status cast_cpu(struct stream *s, struct tensor out, struct tensor in);
 enum status squared_norm_cpu(struct stream *s, struct step_report *report, struct tensor g);
 enum status squared_norm_rows_cpu(struct stream *s, struct step_report *report, struct tensor g,
                                   const struct sequences *q, int64_t first_row);
-enum status report_begin_cpu(struct stream *s, struct step_report *report,
-                             const struct step_state *state);
+enum status step_begin_cpu(struct stream *s, struct step_report *report, struct step_state *state,
+                           const struct step_mail *mail);
 enum status agree_cpu(struct stream *s, struct step_state *state, const struct step_report *reports,
-                      int world_size, const struct optim_hyper *hyper);
+                      int world_size, const struct optim_hyper *hyper,
+                      const struct step_mail *mail);
 
 C_END
 

@@ -2,14 +2,15 @@
  * engine/ops/step.h - what changes from step to step, and what ranks tell each other once a step.
  *
  *     step_state    device memory, one a rank; read by ops through a pointer, so a captured step
- *                   can be replayed. The host writes the first part before each step, AGREE the
- *                   second part after the backward pass.
+ *                   can be replayed. BEGIN takes the first part from the host, AGREE writes the
+ *                   second part after the backward pass and tells the host all of it.
  *     step_report   device memory; filled by the ops of one step, all-gathered by AGREE. Every
  *                   rank sums the reports in rank order, so all decide the same.
  */
 #ifndef ENGINE_OPS_STEP_H
 #define ENGINE_OPS_STEP_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #include "engine/base/config.h"
@@ -56,6 +57,27 @@ struct step_state {
     double loss, grad_norm;         /* mean over the global batch; global norm before clipping */
     int64_t sequences, tokens;      /* of the global batch */
     int64_t saved;                  /* the least of all ranks */
+    int64_t turn;                   /* times that AGREE has been here */
+};
+
+enum { STEP_SLOTS = 2 };
+
+/*
+ * Host memory that the device reaches, for the steps in flight, by turns: what BEGIN takes from the
+ * host and AGREE tells it. A step that does both itself needs no copies before and behind it, and
+ * nothing stands between one and the next. The host fills a slot before it issues the step, and
+ * again when that step has ended.
+ */
+struct step_slot_mail {
+    const struct step_host *host;
+    const void *batch;
+    struct step_state *told;
+};
+
+struct step_mail {
+    struct step_slot_mail slot[STEP_SLOTS]; /* of steps that begin at an even state->turn; odd */
+    void *batch;                            /* on the device */
+    size_t batch_bytes;
 };
 
 struct optim_hyper {

@@ -237,8 +237,8 @@ static void say_sources(struct machine *m, const struct bench *b, int threads)
         [MACHINE_MEMORY] = "copy: a sum of two arrays; elementwise: GELU and residual norms; "
                            "update: AdamW",
         [MACHINE_LAUNCH] = "many tiny operations; least: products of a tiny block; edge: tiny "
-                           "operations by turns on two streams; turn: graphs of one and the "
-                           "copies of a step; collective: of a few bytes, less its hops",
+                           "operations by turns on two streams; turn: graphs of one; "
+                           "collective: of a few bytes, less its hops",
         [MACHINE_NEAR] = m->device == DEVICE_CPU
                              ? "all_gather, reduce_scatter; hops are in collective_us"
                              : "all_gather, reduce_scatter; hop: NCCL's own model of a ring",

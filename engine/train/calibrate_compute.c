@@ -285,16 +285,10 @@ static enum status run_tiny(struct bench *b)
     return ST_OK;
 }
 
-/* As a step's, but for what it computes: state and batch come, a graph runs, the report goes. */
+/* A graph of one tiny operation: state and batch come, and the report goes, inside a step's. */
 static enum status run_turn(struct bench *b)
 {
-    enum { FEW = 64 };
-    struct stage *g = b->stage;
-    size_t element = sizeof *g->index;
-    TRY(device_copy(b->s, g->index, g->host_index, FEW * element));
-    TRY(device_copy(b->s, g->index, g->host_index, (size_t)g->most_rows * element));
-    TRY(graph_launch(b->s, g->tiny));
-    return device_copy(b->s, g->host_index, g->index, FEW * element);
+    return graph_launch(b->s, b->stage->tiny);
 }
 
 static enum status time_turn(struct bench *b, struct calibrate_times *t)

@@ -10,16 +10,12 @@ static enum status rehearse_step(struct trainer *t)
 {
     const struct batch_layout *l = &t->setup.train_batch;
     struct step_slot *slot = &t->slots[0];
-    struct stream *s = &t->device->streams[STREAM_COMPUTE];
     char *block = executor_shared(&t->executor, SHARED_BATCH);
     for (int m = 0; m < t->config->train.grad_accum; m++) {
         batch_fill(l, slot->block, m, &t->data->train.features, NULL, 0, t->sort_scratch);
         t->micro[m] = batch_view(l, block, m, l->rows);
     }
     *slot->host = (struct step_host){.inv_count = 1.0f, .training = 1};
-    TRY(device_copy(s, executor_shared(&t->executor, SHARED_STATE), slot->host,
-                    sizeof *slot->host));
-    TRY(device_copy(s, block, slot->block, t->setup.spec.batch_bytes));
     return executor_run(&t->executor, PROGRAM_STEP, t->micro, NULL);
 }
 

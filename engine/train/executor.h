@@ -68,6 +68,9 @@ struct executor {
     /* Borrowed; set around one executor_run() of the step, which it then times (and for which
      * captured pieces are captured again); else NULL. */
     struct trace *trace;
+    /* Borrowed; set before a step is captured. NULL: who runs a step has put its state and batch on
+     * the device, and takes the report from there. */
+    const struct step_mail *mail;
     struct event *hold; /* borrowed; executor_hold()'s; NULL: nobody reads the state */
     int micro_batches;  /* of a step */
     bool update_due;    /* late updates: the next turn's are not skipped */

@@ -91,11 +91,12 @@ static enum status run_agree(struct turn *t, const struct instr *in, struct stre
     struct step_report *reports = turn_operand(t, in, ROLE_REPORTS);
     if (ex->comm->world_size == 1)
         return op_agree(s, turn_operand(t, in, ROLE_STATE), turn_operand(t, in, ROLE_REPORT), 1,
-                        &ex->hyper);
+                        &ex->hyper, ex->mail);
     TRY(comm_all_gather(ex->comm, s, reports, turn_operand(t, in, ROLE_REPORT), sizeof *reports / 4,
                         DTYPE_I32, done));
     TRY(stream_wait(s, done));
-    return op_agree(s, turn_operand(t, in, ROLE_STATE), reports, ex->comm->world_size, &ex->hyper);
+    return op_agree(s, turn_operand(t, in, ROLE_STATE), reports, ex->comm->world_size, &ex->hyper,
+                    ex->mail);
 }
 
 static enum status run_update(struct turn *t, const struct instr *in, struct stream *s)
@@ -153,8 +154,8 @@ enum status turn_issue(struct turn *t, const struct instr *in, struct stream *s,
     int64_t n = in->unit >= 0 ? shard_numel(t, in) : 0;
     switch (in->op) {
     case OP_BEGIN:
-        return op_report_begin(s, turn_operand(t, in, ROLE_REPORT),
-                               turn_operand(t, in, ROLE_STATE));
+        return op_step_begin(s, turn_operand(t, in, ROLE_REPORT), turn_operand(t, in, ROLE_STATE),
+                             t->program->kind == PROGRAM_STEP ? ex->mail : NULL);
     case OP_GATHER:
         return run_gather(t, in, s, done);
     case OP_FORWARD:

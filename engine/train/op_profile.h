@@ -52,7 +52,7 @@ C_BEGIN
     X(cast)                                                                                        \
     X(squared_norm)                                                                                \
     X(squared_norm_rows)                                                                           \
-    X(report_begin)                                                                                \
+    X(step_begin)                                                                                  \
     X(agree)                                                                                       \
     X(adamw)
 

@@ -156,14 +156,15 @@ TIMED(squared_norm_rows, 0, (double)q->rows *(double)g.shape[1] * sizeof(float),
        int64_t first_row),
       (s, report, g, q, first_row))
 
-TIMED(report_begin, 0, sizeof *report,
-      (struct stream * s, struct step_report *report, const struct step_state *state),
-      (s, report, state))
+TIMED(step_begin, 0, sizeof *report,
+      (struct stream * s, struct step_report *report, struct step_state *state,
+       const struct step_mail *mail),
+      (s, report, state, mail))
 
 TIMED(agree, 0, sizeof *reports *(double)world_size,
       (struct stream * s, struct step_state *state, const struct step_report *reports,
-       int world_size, const struct optim_hyper *hyper),
-      (s, state, reports, world_size, hyper))
+       int world_size, const struct optim_hyper *hyper, const struct step_mail *mail),
+      (s, state, reports, world_size, hyper, mail))
 
 TIMED(adamw, 0,
       2 * (bytes_of(master) + bytes_of(m) + bytes_of(v)) + bytes_of(grad) + bytes_of(param),

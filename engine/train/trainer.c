@@ -60,7 +60,11 @@ static enum status open_slots(struct trainer *t)
         TRY(device_alloc_host(t->device, (void **)&slot->block, block_bytes));
         TRY(device_alloc_host(t->device, (void **)&slot->result, sizeof *slot->result));
         TRY(event_open(t->device, &slot->done));
+        t->mail.slot[i] = (struct step_slot_mail){slot->host, slot->block, slot->result};
     }
+    t->mail.batch = executor_shared(&t->executor, SHARED_BATCH);
+    t->mail.batch_bytes = block_bytes;
+    t->executor.mail = &t->mail;
     const struct batch_layout *l = &t->setup.train_batch;
     TRY(mem_alloc(&t->micro, sizeof *t->micro * (size_t)t->config->train.grad_accum));
     TRY(mem_alloc(&t->picked, sizeof *t->picked * (size_t)l->sequences));

@@ -23,7 +23,7 @@
 C_BEGIN
 
 enum { STAGE_REASON_BYTES = 512 };
-enum { STEP_SLOTS = 2, NON_FINITE_LIMIT = 20 /* skipped steps in a row before giving up */ };
+enum { NON_FINITE_LIMIT = 20 /* skipped steps in a row before giving up */ };
 
 /* Host memory of a step in flight. */
 struct step_slot {
@@ -48,7 +48,8 @@ struct trainer {
     struct account account;
     struct executor executor;
     struct sampler sampler;
-    struct step_slot slots[STEP_SLOTS];
+    struct step_slot slots[STEP_SLOTS];    /* trainer_slot() */
+    struct step_mail mail;                 /* the slots' memory */
     struct sequences *micro;               /* owned; grad_accum */
     int32_t *picked, *sort_scratch;        /* owned */
     struct evaluator *evaluator;           /* owned */
@@ -124,6 +125,12 @@ MUST_CHECK enum status trainer_trace(struct trainer *t, const struct trace_reque
  * Return: ST_OK, also with @steps 0; ST_INVALID without training steps; errors of measuring.
  */
 MUST_CHECK enum status trainer_profile(struct trainer *t, int64_t steps);
+
+/** trainer_slot() - of step @step, which this run does: by turns from its first one on. */
+static inline struct step_slot *trainer_slot(struct trainer *t, int64_t step)
+{
+    return &t->slots[(step - t->first_step) % STEP_SLOTS];
+}
 
 /** trainer_watch_gain() - stop early if too many evaluations were without gain. */
 void trainer_watch_gain(struct trainer *t);

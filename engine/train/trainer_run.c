@@ -1,6 +1,5 @@
 /* The steps of a run, and the evaluations and saves between them; trainer.c opens and closes it. */
 #include <inttypes.h>
-#include <stddef.h>
 
 #include "engine/base/arena.h"
 #include "engine/base/clock.h"
@@ -126,7 +125,7 @@ static double step_flops(const struct trainer *t)
 
 static enum status issue_step(struct trainer *t, int64_t step, int signal)
 {
-    struct step_slot *slot = &t->slots[step % STEP_SLOTS];
+    struct step_slot *slot = trainer_slot(t, step);
     struct stream *s = &t->device->streams[STREAM_COMPUTE];
     int64_t saved = 0;
     ASSERT(slot->step < 0);
@@ -145,17 +144,12 @@ static enum status issue_step(struct trainer *t, int64_t step, int signal)
         .tokens = tokens,
         .saved = saved,
     };
-    char *state = executor_shared(&t->executor, SHARED_STATE);
-    TRY(device_copy(s, state + offsetof(struct step_state, host), slot->host, sizeof *slot->host));
-    TRY(device_copy(s, executor_shared(&t->executor, SHARED_BATCH), slot->block,
-                    t->setup.spec.batch_bytes));
     if (t->trace != NULL && step == t->trace_step)
         TRY(run_traced(t, step, tokens));
     else if (is_profiled(t, step))
         TRY(run_profiled(t));
     else
         TRY(executor_run(&t->executor, PROGRAM_STEP, t->micro, NULL));
-    TRY(device_copy(s, slot->result, state, sizeof *slot->result));
     TRY(event_record(&slot->done, s));
     slot->step = step;
     slot->flops = step_flops(t);
@@ -166,9 +160,9 @@ static enum status issue_step(struct trainer *t, int64_t step, int signal)
 /* Act on the report of a step; the same on all ranks. */
 static enum status finish_step(struct trainer *t, int64_t step, double *last_s)
 {
-    if (step < 0)
+    if (step < t->first_step)
         return ST_OK;
-    struct step_slot *slot = &t->slots[step % STEP_SLOTS];
+    struct step_slot *slot = trainer_slot(t, step);
     if (slot->step != step)
         return ST_OK;
     TRY(event_wait(&slot->done));

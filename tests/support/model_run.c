@@ -305,7 +305,7 @@ void model_run_forward(struct model_run *r, const struct run_batch *b, bool trai
     struct step_state state = model_run_state(r);
     state.host = r->host;
     assert_ok(device_copy(r->stream, r->state, &state, sizeof state));
-    assert_ok(op_report_begin(r->stream, r->report, r->state));
+    assert_ok(op_step_begin(r->stream, r->report, r->state, NULL));
     for (int i = 0; i < m->slot_count; i++)
         poison(r, r->slots[i].act, slot_bytes(r, i));
     for (int i = 0; i < m->unit_count; i++) {
@@ -415,7 +415,7 @@ void model_run_update(struct model_run *r, const struct optim_hyper *hyper)
             assert_ok(
                 op_squared_norm(r->stream, r->report,
                                 tensor_1d(r->units[i].grads, DTYPE_F32, model_unit_numel(m, i))));
-    assert_ok(op_agree(r->stream, r->state, r->report, 1, hyper));
+    assert_ok(op_agree(r->stream, r->state, r->report, 1, hyper, NULL));
     for (int i = 0; i < m->unit_count; i++) {
         struct unit_buffers *b = &r->units[i];
         struct adam_range ranges[ADAM_MAX_RANGES];
