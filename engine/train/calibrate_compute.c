@@ -117,9 +117,11 @@ static enum status make_tensors(struct bench *b)
     TRY(bench_take(b, (void **)&g->dbias, (size_t)F * sizeof *g->dbias));
     TRY(bench_take(b, (void **)&g->dgamma, (size_t)C * sizeof *g->dgamma));
     TRY(bench_take(b, (void **)&g->dbeta, (size_t)C * sizeof *g->dbeta));
+    size_t update_bytes = (size_t)g->update_numel * sizeof *g->adam[0];
     for (int i = 0; i < 4; i++)
-        TRY(bench_take(b, (void **)&g->adam[i], (size_t)g->update_numel * sizeof *g->adam[i]));
-    return ST_OK;
+        TRY(bench_take(b, (void **)&g->adam[i], update_bytes));
+    /* Zeros would be the rows of a table that no token has met, which take less. */
+    return device_fill(b->s, g->adam[3], 0x3C, update_bytes);
 }
 
 /* Sequences of @length, or of all @rows if these are fewer, that fill them; by turns @spread
