@@ -291,6 +291,22 @@ static void step_flops_are_six_a_weight_and_row_and_attention(void **state)
     model_release(&m);
 }
 
+/* Its gradient then has values in rows that no token of the batch looks up. */
+static void a_table_that_another_unit_is_tied_to_is_not_only_looked_up(void **state)
+{
+    (void)state;
+    struct run_config config;
+    struct model m;
+    small_config(&config);
+    assert_ok(model_open(&m, &config, DTYPE_F32));
+    assert_true(m.units[0].look_up);
+    assert_true(model_only_looked_up(&m, 0));
+    assert_false(model_only_looked_up(&m, m.unit_count - 1));
+    m.units[m.unit_count - 1].tied = 0;
+    assert_false(model_only_looked_up(&m, 0));
+    model_release(&m);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -304,6 +320,7 @@ int main(void)
         cmocka_unit_test(bad_configurations_are_refused),
         cmocka_unit_test(every_failed_allocation_is_reported_and_leaks_nothing),
         cmocka_unit_test(buffers_of_a_block_are_as_small_as_stated),
+        cmocka_unit_test(a_table_that_another_unit_is_tied_to_is_not_only_looked_up),
         cmocka_unit_test(step_flops_are_six_a_weight_and_row_and_attention),
     };
     return SMALL_TESTS_RUN(tests);

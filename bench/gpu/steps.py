@@ -134,8 +134,8 @@ def operations(cell):
     return tokens * layers * (6 * (4 * hidden * hidden + 2 * hidden * ffn) + 12 * hidden * LENGTH)
 
 
-def tessera(cell, stage, args, folder, padded=False):
-    """One run; what a round records, or None."""
+def tessera(cell, stage, args, folder, padded=False, alone=True):
+    """One run; what a round records, or None. @alone: no peers wait on the cards."""
     name, sequences = cell.split(":")
     sets = {"train__zero_stage": stage, "train__micro_batch": int(sequences),
             "train__steps": args.warm + args.steps, "train__timeout_s": 60,
@@ -168,7 +168,8 @@ def tessera(cell, stage, args, folder, padded=False):
             "per_s": sequences_done / sum(ms) * 1e3, "tokens": statistics.fmean(tokens),
             "skipped": run.summary["skipped"], "seconds": run.seconds,
             "gib": run.summary["bytes_per_rank"]["arena"] / 2**30, "card": card,
-            "process_gib": card["all"] / 2**30 if "all" in card else None,
+            # What the driver says of the card counts others too.
+            "process_gib": card["all"] / 2**30 if alone and "all" in card else None,
             "tflops": operations(cell) / statistics.fmean(ms) / 1e9 if args.full else None,
             "loss": run.steps[-1]["loss"]}
 
@@ -199,7 +200,8 @@ def run_cell(cell, args, folder, got, note):
             for stage in args.stages:
                 for padded in (False, True) if args.padded else (False,):
                     label = f"Tessera, stage {stage}" + (", padded" if padded else "")
-                    record = tessera(cell, stage, args, os.path.join(folder, "run"), padded)
+                    record = tessera(cell, stage, args, os.path.join(folder, "run"), padded,
+                                     alone=not peers)
                     if record:
                         got.setdefault(label, []).append(record)
                         note(cell, i, label, record)

@@ -89,6 +89,14 @@ int64_t model_total_numel(const struct model *m)
     return total;
 }
 
+bool model_only_looked_up(const struct model *m, int unit)
+{
+    for (int u = 0; u < m->unit_count; u++)
+        if (m->units[u].tied == unit)
+            return false;
+    return m->units[unit].look_up;
+}
+
 int64_t model_first_row(const struct model *m, int unit)
 {
     const struct model_param *p = &m->params[m->units[unit].first_param];

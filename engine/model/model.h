@@ -186,6 +186,10 @@ int64_t model_unit_numel(const struct model *m, int unit);
 /** model_total_numel() - parameters as people count them: no padding, frozen ones included. */
 int64_t model_total_numel(const struct model *m);
 
+/** model_only_looked_up() - has a unit's gradient nothing but zeros in rows that no token of a
+ * batch looks up? Not where another unit is tied to it. */
+bool model_only_looked_up(const struct model *m, int unit);
+
 /** model_first_row() - of the whole table, which a look-up unit begins with. */
 int64_t model_first_row(const struct model *m, int unit);
 

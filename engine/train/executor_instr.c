@@ -33,7 +33,8 @@ static enum status clear_padding(struct turn *t, int unit, float *grads, struct 
 /* One rank has made a table's gradient in one BACKWARD: it is known which rows are zeros. */
 static bool rows_are_known(const struct executor *ex, int unit)
 {
-    return ex->model->units[unit].look_up && ex->comm->world_size == 1 && ex->micro_batches == 1;
+    return model_only_looked_up(ex->model, unit) && ex->comm->world_size == 1 &&
+           ex->micro_batches == 1;
 }
 
 static enum status run_unit(struct turn *t, const struct instr *in, struct stream *s)
@@ -73,8 +74,7 @@ static enum status run_unit(struct turn *t, const struct instr *in, struct strea
 static enum status run_norm(struct turn *t, const struct instr *in, struct stream *s)
 {
     struct executor *ex = t->ex;
-    const struct model_unit *unit = &ex->model->units[in->unit];
-    const struct model_param *table = &ex->model->params[unit->first_param];
+    const struct model_param *table = &ex->model->params[ex->model->units[in->unit].first_param];
     void *shard = turn_operand(t, in, ROLE_GRAD_SHARD);
     struct step_report *report = turn_operand(t, in, ROLE_REPORT);
     if (!rows_are_known(ex, in->unit))
