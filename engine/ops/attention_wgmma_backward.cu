@@ -123,7 +123,7 @@ __device__ inline void scores_begin(float (&s)[TILE_SETS][4], float (&dp)[TILE_S
     products_end();
 }
 
-/* Barrier of one warpgroup. */
+/* Barrier of one warpgroup; all pass theirs equally often, see cuda_common.cuh. */
 __device__ static inline void group_barrier(int group)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"((int)MMA_THREADS) : "memory");
@@ -233,6 +233,8 @@ __device__ inline void head_backward(const struct backward_memory &m, const stru
                 float dq[D / 8][4];
                 turn_begin<D>(dq, m, y, t);
                 turn_end<D>(dq, y, t, factor);
+            } else if (last && i > 0) {
+                group_barrier(y.group); /* as often as the one that has the turn */
             }
             if (i == y.tiles) {
                 if (turn)

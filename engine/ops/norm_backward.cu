@@ -160,6 +160,13 @@ __device__ static inline float half_warp_sums(float x, float y)
     return mine;
 }
 
+/* What a group does in a turn without sums: it passes its barrier as often as the others. */
+template <int WARPS, int GROUPS> __device__ inline void group_turn(void)
+{
+    if constexpr (WARPS > 1 && GROUPS > 1)
+        group_barrier<WARPS * 32>(1 + threadIdx.x / 32 / WARPS);
+}
+
 /* Sums of x and y over a group, the same bits in all its threads. @parity: 0 and 1 by turns, so
  * that one barrier is enough. */
 template <int WARPS, int GROUPS> __device__ inline void group_sums(float &x, float &y, int parity)
@@ -266,6 +273,7 @@ __global__ static void __launch_bounds__(norm_block<WARPS>::THREADS, WARPS > 12 
             norm_zero_row<E, W, CHUNKS, THREADS>(a, a.dx, a.dy, NULL, row);
             if constexpr (RING)
                 norm_ask<E, W, THREADS>(shared, a, row + NORM_AHEAD * step, slot);
+            group_turn<WARPS, GROUPS>();
             continue;
         }
         uint64_t first = (uint64_t)of.position * (uint64_t)C;
@@ -315,6 +323,8 @@ __global__ static void __launch_bounds__(norm_block<WARPS>::THREADS, WARPS > 12 
             }
         }
     }
+    if (row - threadIdx.x / THREADS < a.q.rows) /* the first group had a row more */
+        group_turn<WARPS, GROUPS>();
     norm_partial<E, W, CHUNKS, WARPS, SETS>(partial + blockIdx.x * SETS * C, shared, sum, C);
 }
 
