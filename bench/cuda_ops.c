@@ -217,11 +217,11 @@ static enum status attention_backward(struct work *w, struct cost *c)
 {
     struct tensor qkv = half2(w, w->T, 3 * w->C), dqkv = half2(w, w->T, 3 * w->C);
     struct tensor o = half2(w, w->T, w->C), d = half2(w, w->T, w->C);
-    struct tensor lse = full2(w, w->H, w->T);
+    struct tensor lse = full2(w, w->H, w->T), dbias = full1(w, 3 * w->C);
     c->bytes = 16.0 * (double)(w->T * w->C);
     c->operations = attention_cost(w, 5);
-    return w->a.base ? op_attention_backward(w->b->s, dqkv, d, o, lse, qkv, &w->b->q, (int)w->H,
-                                             dropout_at(w, SITE_ATTENTION))
+    return w->a.base ? op_attention_backward(w->b->s, dqkv, dbias, d, o, lse, qkv, &w->b->q,
+                                             (int)w->H, dropout_at(w, SITE_ATTENTION), false)
                      : ST_OK;
 }
 

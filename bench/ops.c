@@ -195,8 +195,8 @@ static enum status run_attention_dropout(struct bench *b)
 
 static enum status run_attention_backward(struct bench *b)
 {
-    return op_attention_backward(b->s, b->dqkv, b->x, b->y, b->lse, b->qkv, &b->q, H,
-                                 drop(b, 0.1f));
+    return op_attention_backward(b->s, b->dqkv, b->none, b->x, b->y, b->lse, b->qkv, &b->q, H,
+                                 drop(b, 0.1f), false);
 }
 
 static enum status run_norm(struct bench *b)

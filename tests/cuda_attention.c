@@ -20,6 +20,10 @@
  *     In dS = P (mask dP - delta) that is not |dS|, for dP and delta may cancel, but
  *     P (mask sum_d |dout_d v_d| + sum_d |dout_d out_d|).
  *
+ * dbias is held to the sums of what is allowed in dqkv, and more closely to the sums S of what the
+ * GPU itself stored there. It may have added what it had before that was rounded, so by the above
+ * within u min(S1, 6.5 S2) + 64 f S1.
+ *
  * Backward starts from the CPU's out and lse, rounded as the GPU holds them, on both sides; so
  * delta adds no error of its own.
  */
@@ -43,15 +47,16 @@ static const struct op_limits limits = {
 
 /* ---- batches -------------------------------------------------------------------------------- */
 
-enum { ODD, WHOLE, EDGES, PADDED, NO_ROWS, ONLY_TAIL, LONG, LATE, BATCHES };
+enum { ODD, WHOLE, EDGES, PADDED, NO_ROWS, ONLY_TAIL, LONG, PASSES, LATE, BATCHES };
 
-static const char *const batch_name[BATCHES] = {"odd positions", "whole groups", "tile borders",
-                                                "padded",        "no rows",      "only tail",
-                                                "long",          "late"};
+static const char *const batch_name[BATCHES] = {
+    "odd positions", "whole groups", "tile borders",       "padded", "no rows",
+    "only tail",     "long",         "two passes of keys", "late"};
 static const int odd_lengths[] = {5, 0, 1, 33, 17, 0}, odd_keys[] = {5, 0, 1, 33, 11, 0};
 static const int edge_lengths[] = {1, 17, 63, 64, 65, 0, 2};
 static const int padded_lengths[] = {65, 64, 130, 17, 33}, padded_keys[] = {40, 64, 65, 0, 1};
 static const int long_lengths[] = {175, 384, 512, 129}, long_keys[] = {175, 384, 500, 128};
+static const int pass_lengths[] = {40, 384, 193, 300, 257}, pass_keys[] = {40, 384, 193, 270, 250};
 static const int late_lengths[] = {130, 5, 200}, late_keys[] = {130, 5, 129};
 static const int none[] = {0};
 
@@ -63,6 +68,7 @@ static const struct op_batch_spec batch_spec[BATCHES] = {
     [NO_ROWS] = {none, none, 1, 0, 40, 23, 2, 0},
     [ONLY_TAIL] = {none, none, 1, 13, 40, 23, 2, 0},
     [LONG] = {long_lengths, long_keys, 4, 1207, 512, 23, 2, 3},
+    [PASSES] = {pass_lengths, pass_keys, 5, 1180, 384, 23, 2, 11},
     [LATE] = {late_lengths, late_keys, 3, 340, 200, 23, 2, 9},
 };
 
@@ -182,6 +188,49 @@ static void add_all(struct op_test *t, struct problem *x)
             }
 }
 
+/* Of dbias (columns): the sums of those of dqkv, and what it is added to, NULL: nothing. */
+static double *sums_of_allowed(struct twins *w, const double *allowed, int64_t rows,
+                               int64_t columns, const double *initial)
+{
+    double *sum = op_zeros(&w->side[SIDE_GPU], columns);
+    for (int64_t i = 0; i < rows * columns; i++)
+        sum[i % columns] += allowed[i];
+    for (int64_t i = 0; i < columns; i++)
+        sum[i] += 4 * w->f * (initial ? fabs(initial[i]) : 0.0) + 1e-30;
+    return sum;
+}
+
+static double stored_value(const struct twin_output *o, int64_t i)
+{
+    uint32_t bits = o->twin.side[SIDE_GPU].dtype == DTYPE_F32
+                        ? ((const uint32_t *)o->result[0])[i]
+                        : (uint32_t)((const uint16_t *)o->result[0])[i] << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return (double)value;
+}
+
+/* @dbias of the GPU is the sum of its own @dqkv (rows, columns), and of @initial. */
+static void check_own_sums(struct twins *w, const struct twin_output *dqkv,
+                           const struct twin_output *dbias, const double *initial)
+{
+    int64_t rows = dqkv->twin.side[SIDE_GPU].shape[0], columns = dqkv->twin.side[SIDE_GPU].shape[1];
+    for (int64_t c = 0; c < columns; c++) {
+        double got = stored_value(dbias, c), sum = initial ? initial[c] : 0.0;
+        double s1 = 0, s2 = 0;
+        for (int64_t r = 0; r < rows; r++) {
+            double x = stored_value(dqkv, r * columns + c);
+            sum += x;
+            s1 += fabs(x);
+            s2 += x * x;
+        }
+        double allowed = w->u * fmin(s1, 6.5 * sqrt(s2)) + 64 * w->f * (s1 + fabs(sum));
+        if (!(fabs(got - sum) <= allowed))
+            fail_msg("%s: dbias[%lld] is %.9g, the sum of dqkv %.9g, allowed %.3g", w->label,
+                     (long long)c, got, sum, allowed);
+    }
+}
+
 /* ---- cases ---------------------------------------------------------------------------------- */
 
 static int group_open(void **state)
@@ -269,9 +318,18 @@ static void attention_case(struct twins *w, int batch, struct attention_size z, 
                          .sum = sums_make(gpu, T * 3 * C)};
     add_all(gpu, &x);
     struct twin dout = twin_of(w, values, T, C);
-    struct twin d = twin_output_within(w, "dqkv", T, 3 * C, sums_allowed(w, &x.sum, T * 3 * C));
-    TWINS_RUN(w, op_attention_backward(ON_STREAM(w), ON(w, d), ON(w, dout), ON(w, out), ON(w, lse),
-                                       ON(w, qkv), ON_BATCH(w, b), z.heads, drop.side[w->now]));
+    double *allowed = sums_allowed(w, &x.sum, T * 3 * C);
+    struct twin d = twin_output_within(w, "dqkv", T, 3 * C, allowed), dbias = twin_none();
+    double *before = kind == DROP_TRAINING ? op_random_f32(gpu, 3 * C, 1.0) : NULL;
+    if (kind != DROP_EVALUATION) { /* else frozen */
+        dbias = twin_1d(twin_output_f32(w, "dbias", 1, 3 * C, before, 0.0));
+        w->output[1].allowed = sums_of_allowed(w, allowed, T, 3 * C, before);
+    }
+    TWINS_RUN(w, op_attention_backward(ON_STREAM(w), ON(w, d), ON(w, dbias), ON(w, dout),
+                                       ON(w, out), ON(w, lse), ON(w, qkv), ON_BATCH(w, b), z.heads,
+                                       drop.side[w->now], before != NULL));
+    if (kind != DROP_EVALUATION)
+        check_own_sums(w, &w->output[0], &w->output[1], before);
     twins_end(w);
     for (int i = 0; i < 3; i++)
         mem_free(&keep[i]);
@@ -330,7 +388,9 @@ static void b25_no_rows_and_rows_of_no_sequence(void **state)
 static void long_cases(const struct twin_group *g, struct twins *w)
 {
     (void)g;
-    attention_cases(w, LONG, LATE);
+    attention_cases(w, LONG, PASSES);
+    for (int kind = 0; kind < DROPS && w->side[SIDE_GPU].dtype == DTYPE_BF16; kind++)
+        attention_case(w, PASSES, (struct attention_size){2, 64}, kind, false);
 }
 
 static void long_sequences_agree_with_the_cpu(void **state)

@@ -107,11 +107,19 @@ static void check_backward(struct op_test *t, float p)
     struct tensor lse = op_put_f32_2d(t, w.lse, H, T), dout = op_put_2d(t, w.dout, T, C);
     struct tensor dqkv = op_put_2d(t, NULL, T, 3 * C), again = op_put_2d(t, NULL, T, 3 * C);
     struct dropout drop = op_dropout(t, p, SITE_ATTENTION);
-    assert_ok(op_attention_backward(t->s, dqkv, dout, out, lse, qkv, &b.q, H, drop));
-    assert_ok(op_attention_backward(t->s, again, dout, out, lse, qkv, &b.q, H, drop));
+    double *before = op_random_f32(t, 3 * C, 1.0), *total = op_zeros(t, 3 * C);
+    struct tensor dbias = op_put_f32_1d(t, NULL, 3 * C), added = op_put_f32_1d(t, before, 3 * C);
+    assert_ok(op_attention_backward(t->s, dqkv, dbias, dout, out, lse, qkv, &b.q, H, drop, false));
+    assert_ok(op_attention_backward(t->s, again, added, dout, out, lse, qkv, &b.q, H, drop, true));
     double *got = op_get(t, dqkv);
     op_close("dqkv", got, want, T * 3 * C, 64 * t->eps * op_largest(want, T * 3 * C));
     op_same("bits", op_get(t, again), got, T * 3 * C);
+    for (int64_t i = 0; i < T * 3 * C; i++)
+        total[i % (3 * C)] += got[i];
+    op_close("dbias", op_get(t, dbias), total, 3 * C, 16 * 6e-8 * op_largest(want, T * 3 * C));
+    for (int c = 0; c < 3 * C; c++)
+        total[c] = (double)(float)(before[c] + op_get(t, dbias)[c]);
+    op_same("dbias added", op_get(t, added), total, 3 * C);
     for (int64_t i = 56 * 3 * C; i < T * 3 * C; i++)
         assert_true(got[i] == 0.0);              /* rows of no sequence */
     for (int64_t row = 39 + 11; row < 56; row++) /* rows of the padded sequence that are no keys */
@@ -220,7 +228,14 @@ static void b25_no_rows(void **state)
     struct tensor lse = op_put_f32_2d(t, NULL, H, 0);
     struct dropout drop = op_dropout(t, P, SITE_ATTENTION);
     assert_ok(op_attention_forward(t->s, out, lse, qkv, &b.q, H, drop));
-    assert_ok(op_attention_backward(t->s, qkv, out, out, lse, qkv, &b.q, H, drop));
+    double *before = op_random_f32(t, 3 * C, 1.0);
+    struct tensor dbias = op_put_f32_1d(t, NULL, 3 * C), added = op_put_f32_1d(t, before, 3 * C);
+    assert_ok(op_attention_backward(t->s, qkv, dbias, out, out, lse, qkv, &b.q, H, drop, false));
+    assert_ok(op_attention_backward(t->s, qkv, added, out, out, lse, qkv, &b.q, H, drop, true));
+    op_same("dbias", op_get(t, dbias), op_zeros(t, 3 * C), 3 * C);
+    op_same("dbias added", op_get(t, added), before, 3 * C);
+    struct tensor none = {0};
+    assert_ok(op_attention_backward(t->s, qkv, none, out, out, lse, qkv, &b.q, H, drop, false));
 }
 
 int main(void)

@@ -160,8 +160,10 @@ static void attention(struct run *r)
     struct tensor qkv = random_tensor(r, T, 3 * C, 1), dout = random_tensor(r, T, C, 2);
     struct tensor out = output(r, T, C), lse = output(r, H, T);
     assert_ok(op_attention_forward(r->s, out, lse, qkv, &r->q, H, drop(r, SITE_ATTENTION)));
-    assert_ok(op_attention_backward(r->s, output(r, T, 3 * C), dout, out, lse, qkv, &r->q, H,
-                                    drop(r, SITE_ATTENTION)));
+    struct tensor dqkv = output(r, T, 3 * C), dbias = output(r, 3 * C, 1);
+    for (int add = 0; add < 2; add++)
+        assert_ok(op_attention_backward(r->s, dqkv, dbias, dout, out, lse, qkv, &r->q, H,
+                                        drop(r, SITE_ATTENTION), add));
 }
 
 static void products(struct run *r)

@@ -97,8 +97,7 @@ static void calls_are_what_model_and_program_imply(void **state)
                 assert_int_equal(calls(r, KIND_embedding_norm_backward), micro);
                 assert_int_equal(calls(r, KIND_linear_forward), 4 * blocks);
                 assert_int_equal(calls(r, KIND_linear_backward_data), 4 * blocks);
-                /* The fused bias of query, key and value has a call of its own. */
-                assert_int_equal(calls(r, KIND_linear_backward_weight), 5 * blocks);
+                assert_int_equal(calls(r, KIND_linear_backward_weight), 4 * blocks);
                 assert_int_equal(calls(r, KIND_attention_forward), blocks);
                 assert_int_equal(calls(r, KIND_attention_backward), blocks);
                 assert_int_equal(calls(r, KIND_gelu_forward), blocks);

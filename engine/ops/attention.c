@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "engine/base/arena.h"
+#include "engine/ops/columns.h"
 #include "engine/ops/dropout.h"
 #include "engine/ops/lanes.h"
 #include "engine/ops/pieces.h"
@@ -322,12 +323,11 @@ static void heads_backward(void *context, int64_t first, int64_t end, int worker
     }
 }
 
-enum status attention_backward_cpu(struct stream *s, struct tensor dqkv, struct tensor dout,
-                                   struct tensor out, struct tensor lse, struct tensor qkv,
-                                   const struct sequences *q, int heads, struct dropout drop)
+enum status attention_backward_cpu(struct stream *s, struct tensor dqkv, struct tensor dbias,
+                                   struct tensor dout, struct tensor out, struct tensor lse,
+                                   struct tensor qkv, const struct sequences *q, int heads,
+                                   struct dropout drop, bool add)
 {
-    if (q->rows == 0)
-        return ST_OK;
     struct heads a = {.s = s,
                       .q = q,
                       .heads = heads,
@@ -337,7 +337,11 @@ enum status attention_backward_cpu(struct stream *s, struct tensor dqkv, struct 
                       .lse = lse,
                       .dout = dout,
                       .dqkv = dqkv};
-    unwritten_zero(dqkv, q);
-    heads_run(&a, heads_backward);
+    if (q->rows > 0) {
+        unwritten_zero(dqkv, q);
+        heads_run(&a, heads_backward);
+    }
+    if (dbias.data)
+        columns_sum_cpu(s, dbias.data, dqkv.data, q->rows, dqkv.shape[1], add);
     return ST_OK;
 }

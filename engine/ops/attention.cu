@@ -90,30 +90,44 @@ enum status cuda_attention_forward(struct stream *s, struct tensor out, struct t
     return attention_plain_forward(s, &a, qkv.dtype);
 }
 
-enum status cuda_attention_backward(struct stream *s, struct tensor dqkv, struct tensor dout,
-                                    struct tensor out, struct tensor lse, struct tensor qkv,
-                                    const struct sequences *q, int heads, struct dropout drop)
+static enum status attention_backward(struct stream *s, const struct attention_args *a,
+                                      enum attention_kind kind, enum dtype dtype)
+{
+    if (kind == ATTENTION_WGMMA)
+        return attention_wgmma_backward(s, a);
+    if (kind == ATTENTION_MMA)
+        return attention_mma_backward(s, a);
+    return attention_plain_backward(s, a, dtype);
+}
+
+enum status cuda_attention_backward(struct stream *s, struct tensor dqkv, struct tensor dbias,
+                                    struct tensor dout, struct tensor out, struct tensor lse,
+                                    struct tensor qkv, const struct sequences *q, int heads,
+                                    struct dropout drop, bool add)
 {
     struct attention_args a = attention_args(qkv, out, lse, q, heads, drop);
+    size_t bytes = attention_workspace_bytes_cuda(heads, q->rows, q->count, q->max_length);
+    int64_t columns = dqkv.shape[1], sums = q->count * columns;
+    struct column_sets sets = {{(float *)dbias.data}, 1};
     enum attention_kind kind;
     void *workspace;
     a.dout = dout.data;
     a.dqkv = dqkv.data;
     TRY(attention_check(&a));
-    if (q->rows == 0)
-        return ST_OK;
-    TRY(stream_scratch(&workspace, s,
-                       attention_workspace_bytes_cuda(heads, q->rows, q->count, q->max_length)));
+    TRY(attention_kind(&kind, &a, qkv.dtype));
+    bool summed = kind == ATTENTION_WGMMA && q->rows > 0 && dbias.data; /* by the kernel itself */
+    TRY(stream_scratch(&workspace, s, bytes + (summed ? (size_t)sums * sizeof(float) : 0)));
+    if (summed)
+        TRY(columns_reserve(&a.sums, s, sums));
     a.keep_pitch = attention_keep_pitch(q->max_length);
     a.part_slots = attention_part_slots(q->rows, q->count);
     a.delta = (float *)workspace;
     a.parts = (float4 *)workspace;
     a.keep = (uint8_t *)workspace;
     a.stats = (float2 *)(a.keep + heads * q->rows * a.keep_pitch);
-    TRY(attention_kind(&kind, &a, qkv.dtype));
-    if (kind == ATTENTION_WGMMA)
-        return attention_wgmma_backward(s, &a);
-    if (kind == ATTENTION_MMA)
-        return attention_mma_backward(s, &a);
-    return attention_plain_backward(s, &a, qkv.dtype);
+    if (q->rows > 0)
+        TRY(attention_backward(s, &a, kind, qkv.dtype));
+    if (summed)
+        return columns_finish(s, sets, a.sums, q->count, columns, add);
+    return dbias.data ? columns_sum(s, (float *)dbias.data, dqkv, NULL, 0, add) : ST_OK;
 }

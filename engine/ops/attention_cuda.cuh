@@ -27,6 +27,7 @@ struct attention_args {
     int64_t keep_pitch; /* bytes */
     float4 *parts;      /* (H, part_slots, 64 D / 4): see attention_wgmma_backward.cu */
     int64_t part_slots;
+    float *sums; /* (sequences, 3C), parts of dqkv's sums over rows; NULL: none wanted */
     struct sequences q;
     int heads, width;
     int64_t channels;

@@ -23,6 +23,9 @@
  * Rows past the end of a sequence are zeros in shared memory, with stats 0: their P is 1 and all
  * that it is multiplied with 0. Keys past the end weigh nothing.
  *
+ * The block also adds up all rows of dQ, dK and dV, before they are rounded: its part of the bias
+ * gradient.
+ *
  * Blocks are long, so the longest sequences come first.
  *
  * Operations: 10 n m D a head. Bytes: everything once, queries and dO once a pass.
@@ -171,7 +174,8 @@ __device__ inline void turn_end(float (&dq)[D / 8][4], const struct backward_hea
     products_wait<0>();
     hold(dq);
     if (t.last) {
-        group_barrier(y.group); /* all warps have read dS */
+        sums_leave<D>(part, MMA_THREADS, dq); /* in the places of the sum, which has been read */
+        group_barrier(y.group);               /* all warps have read dS */
         rows_stage<D>(t.gradients, dq, row, y.x.rows, factor, factor);
         return;
     }
@@ -191,13 +195,14 @@ __device__ inline void turn_copy(const struct backward_head &y, const struct tur
 /* All gradients of a head of a sequence with keys. */
 template <int D, bool DROP>
 __device__ inline void head_backward(const struct backward_memory &m, const struct backward_head &y,
-                                     const struct keep_start &keep, float factor, int positions)
+                                     const struct keep_start &keep, float factor,
+                                     const struct attention_args &a)
 {
     using shape = backward_shape<D>;
     struct tile_copy<D, ROWS_IN_ORDER> copy = tile_copy_make<D, ROWS_IN_ORDER>();
     int lane = threadIdx.x % 32, warp = threadIdx.x % MMA_THREADS / 32;
     int passes = (y.key_tiles + GROUPS - 1) / GROUPS, share = (y.key_tiles + passes - 1) / passes;
-    uint32_t row_groups = (uint32_t)positions / 8, bits = 0;
+    uint32_t row_groups = (uint32_t)a.q.positions / 8, bits = 0;
     int stage = 0;
     bool makes_stats = y.group == GROUPS - 1;
     bf16 *keys = m.keys + y.group * shape::ROWS, *values = m.values + y.group * shape::ROWS;
@@ -206,7 +211,7 @@ __device__ inline void head_backward(const struct backward_memory &m, const stru
     for (int pass = 0, first = 0; pass < passes; pass++, first += share) {
         int count = y.key_tiles - first < share ? y.key_tiles - first : share;
         int j0 = (first + y.group) * TILE + warp * 16; /* of this warp */
-        uint32_t group = keep_group(y.x, positions, lane / 4 * 8 + lane % 4 * 2, j0);
+        uint32_t group = keep_group(y.x, a.q.positions, lane / 4 * 8 + lane % 4 * 2, j0);
         bool mine = y.group < count, last = pass == passes - 1;
         float dk[D / 8][4] = {}, dv[D / 8][4] = {};
         if (mine)
@@ -274,16 +279,24 @@ __device__ inline void head_backward(const struct backward_memory &m, const stru
             __syncthreads(); /* dS and the next queries are here; these have been read */
             stage ^= 1;
         }
+        bf16 *left = m.gradients + y.tiles % 2 * GROUPS * shape::GRADIENTS;
         if (mine) { /* through dS of the tile before, which has been read */
             bf16 *to = y.dqueries + y.channels;
-            bf16 *tile = m.gradients + (y.tiles % 2 * GROUPS + y.group) * shape::GRADIENTS;
+            bf16 *tile = left + y.group * shape::GRADIENTS;
             rows_stage<D>(tile, dk, j0, y.x.keys, factor, factor);
             rows_copy<D>(to, 3 * y.channels, tile, j0, y.x.rows);
             __syncwarp();
             rows_stage<D>(tile, dv, j0, y.x.keys, y.kept, y.kept);
             rows_copy<D>(to + y.channels, 3 * y.channels, tile, j0, y.x.rows);
+            __syncwarp();
+            sums_leave<D>(sums_place<D>(tile), 32, dk);
+            sums_leave<D>(sums_place<D>(values), 32, dv); /* which all have read */
         }
-        __syncthreads(); /* keys have been read */
+        __syncthreads(); /* keys have been read, sums are there */
+        if (a.sums)
+            sums_add<D>(a, y, left, m.values, count, pass == 0, last, factor);
+        __syncthreads(); /* sums have been read; were it for some passes only, ptxas would wait for
+                            each product (C7520) */
     }
 }
 
@@ -316,6 +329,8 @@ __global__ static void __launch_bounds__(BACKWARD_THREADS, 1)
     int b;
     struct dropout_key key = dropout_key(a.drop);
     struct attention_head x = head_of_rank((struct sequence_order *)m.stats, &b, a, h, rank);
+    if (a.sums && (x.rows == 0 || x.keys == 0) && threadIdx.x < 3 * D)
+        sums_row<D>(a)[threadIdx.x / D * a.channels + threadIdx.x % D] = 0.0f;
     if (x.rows == 0)
         return;
     struct backward_head y = backward_head<D>(m, a, x, h, b);
@@ -328,9 +343,9 @@ __global__ static void __launch_bounds__(BACKWARD_THREADS, 1)
         rows_zero<D>(y, part, y.key_tiles * TILE);
     __syncthreads(); /* the order has been read */
     if (keep.on && x.keys > 0)
-        head_backward<D, true>(m, y, keep, a.scale * y.kept, a.q.positions);
+        head_backward<D, true>(m, y, keep, a.scale * y.kept, a);
     else if (x.keys > 0)
-        head_backward<D, false>(m, y, keep, a.scale * y.kept, a.q.positions);
+        head_backward<D, false>(m, y, keep, a.scale * y.kept, a);
 #endif
 }
 

@@ -234,6 +234,81 @@ __device__ inline void keys_load(const struct tile_copy<D, ROWS_IN_ORDER> &copy,
     tile_load(copy, values, from + y.channels, 3 * y.channels, y.x.keys - j0);
 }
 
+/* ---- sums over rows -------------------------------------------------------------------------- */
+
+/*
+ * Column sums of accumulators. A thread adds its two rows and leaves what it has in D / 16 places
+ * of shared memory that are its own, @step float4 apart: nobody waits. Place k has columns
+ * 16 k + 2 t, the next, 16 k + 8 + 2 t and the next. Rows past the end are zeros.
+ */
+template <int D>
+__device__ inline void sums_leave(float4 *place, int step, const float (&c)[D / 8][4])
+{
+#pragma unroll
+    for (int n = 0; n < D / 8; n += 2)
+        place[n / 2 * step] = make_float4(c[n][0] + c[n][2], c[n][1] + c[n][3],
+                                          c[n + 1][0] + c[n + 1][2], c[n + 1][1] + c[n + 1][3]);
+}
+
+/* This thread's first place in its warp's 16 rows of a tile, which hold as much. */
+template <int D> __device__ inline float4 *sums_place(bf16 *tile)
+{
+    return (float4 *)(tile + threadIdx.x % MMA_THREADS / 32 * 16 * D) + threadIdx.x % 32;
+}
+
+/* The block's columns of its row of the sums: that of the sequence's rank. */
+template <int D> __device__ inline float *sums_row(const struct attention_args &a)
+{
+    return a.sums + (int64_t)blockIdx.z * 3 * a.channels + blockIdx.y * D;
+}
+
+/*
+ * Add what all threads have left, in order: of dK in @dks and of dV in @values, tiles of @count
+ * warpgroups in this pass; in the last one of dQ, beside the unfinished ones. A warp has 16 columns
+ * of query, key or value. Without their factors, which they get here.
+ */
+template <int D>
+__device__ inline void sums_add(const struct attention_args &a, const struct backward_head &y,
+                                const bf16 *dks, const bf16 *values, int count, bool first,
+                                bool last, float factor)
+{
+    using shape = backward_shape<D>;
+    int part = threadIdx.x / 32 / (D / 16), k = threadIdx.x / 32 % (D / 16),
+        lane = threadIdx.x % 32;
+    if (part > 2 || (part == 0 && !last))
+        return;
+    const float4 *from = (const float4 *)(part == 1 ? dks : values) + k * 32 + lane;
+    int tiles = count, tile = (part == 1 ? (int)shape::GRADIENTS : (int)shape::ROWS) / 8;
+    int warp = 16 * D / 8;
+    if (part == 0) {
+        from = y.parts + k * MMA_THREADS + lane;
+        tiles = y.tiles, tile = shape::PART, warp = 32;
+    }
+    float total[4] = {};
+#pragma unroll 1
+    for (int i = 0; i < tiles; i++)
+#pragma unroll
+        for (int w = 0; w < 4; w++) {
+            float4 x = from[i * tile + w * warp];
+            total[0] += x.x, total[1] += x.y, total[2] += x.z, total[3] += x.w;
+        }
+#pragma unroll
+    for (int n = 0; n < 4; n++) {
+#pragma unroll
+        for (int step = 4; step < 32; step *= 2)
+            total[n] += __shfl_xor_sync(0xFFFFFFFFu, total[n], step);
+        total[n] *= part == 2 ? y.kept : factor;
+    }
+    float2 *to = (float2 *)(sums_row<D>(a) + part * a.channels + 16 * k) + lane;
+    if (lane >= 4)
+        return;
+#pragma unroll
+    for (int n = 0; n < 2; n++) {
+        float2 x = part == 0 || first ? make_float2(0.0f, 0.0f) : to[4 * n];
+        to[4 * n] = make_float2(x.x + total[2 * n], x.y + total[2 * n + 1]);
+    }
+}
+
 /* ---- dropout --------------------------------------------------------------------------------- */
 
 /*

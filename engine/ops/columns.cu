@@ -109,9 +109,26 @@ static enum status join_side(struct stream *s)
     return stream_follow(s, beside);
 }
 
+/* The side stream gets the sums of the stream that it runs beside. */
+static enum status take_sums(struct stream *beside)
+{
+    struct stream *s = &beside->device->streams[STREAM_COMPUTE];
+    struct pending_sums *p = pending_of(s), *ours = pending_of(beside);
+    if (!p->forked || p->jobs.count == 0)
+        return ST_OK;
+    TRY(finish_jobs(beside)); /* what it had of its own */
+    TRY(stream_follow(beside, s));
+    ours->jobs = p->jobs;
+    p->jobs.count = 0;
+    p->lent = true;
+    return ST_OK;
+}
+
 /* What is enqueued from now on may write where the sums were: it runs behind the kernel. */
 enum status cuda_finish_sums(struct stream *s)
 {
+    if (s->id == STREAM_SIDE)
+        TRY(take_sums(s));
     if (pending_of(s)->lent)
         TRY(join_side(s));
     pending_of(s)->bytes = 0;
@@ -133,35 +150,22 @@ enum status stream_scratch(void **out, struct stream *s, size_t bytes)
 enum status cuda_side_begin(struct stream **side, struct stream *s)
 {
     struct stream *beside = &s->device->streams[STREAM_SIDE];
-    struct pending_sums *p = pending_of(s), *theirs = pending_of(beside);
     *side = s;
     if (s->id != STREAM_COMPUTE || beside->workspace_bytes == 0)
         return ST_OK;
-    ASSERT(!p->forked && theirs->jobs.count == 0);
+    ASSERT(!pending_of(s)->forked && pending_of(beside)->jobs.count == 0);
     TRY(stream_follow(beside, s));
-    theirs->jobs = p->jobs;
-    p->jobs.count = 0;
-    p->forked = p->lent = true;
+    pending_of(s)->forked = true;
     *side = beside;
     return ST_OK;
 }
 
 enum status cuda_side_end(struct stream *s)
 {
-    struct stream *beside = &s->device->streams[STREAM_SIDE];
-    struct pending_sums *p = pending_of(s), *theirs = pending_of(beside);
+    struct pending_sums *p = pending_of(s);
     if (!p->forked)
         return ST_OK;
     p->forked = false;
-    if (!p->lent)
-        return stream_follow(s, beside);
-    if (theirs->bytes == 0 && theirs->jobs.count > 0) { /* nobody wanted them yet */
-        ASSERT(p->jobs.count == 0);
-        p->jobs = theirs->jobs;
-        theirs->jobs.count = 0;
-        p->lent = false;
-        return stream_follow(s, beside);
-    }
     TRY(join_side(s));
     if (p->jobs.count == 0) /* none since */
         p->bytes = 0;

@@ -13,12 +13,14 @@ static size_t norm_bytes(const struct op_limits *limits)
     return (size_t)(parts * COLUMN_SETS * limits->channels) * sizeof(float);
 }
 
-/* Of a block's backward: two norms, the GELU's bias and that of query, key and value. A unit with
- * more finishes some of them earlier. */
+/* Of a block's backward: two norms, the GELU's bias and that of query, key and value, which has as
+ * many parts as blocks of rows or, where attention makes it, as sequences. A unit with more
+ * finishes some of them earlier. */
 static size_t sums_bytes(const struct op_limits *limits)
 {
-    int64_t columns = column_parts(limits->rows) * (3 * limits->channels + limits->ffn);
-    return 2 * norm_bytes(limits) + (size_t)columns * sizeof(float) + 4 * 256;
+    int64_t parts = column_parts(limits->rows), sequences = limits->sequences;
+    int64_t qkv = (parts > sequences ? parts : sequences) * 3 * limits->channels;
+    return 2 * norm_bytes(limits) + (size_t)(qkv + parts * limits->ffn) * sizeof(float) + 4 * 256;
 }
 
 /*
@@ -35,10 +37,10 @@ size_t cuda_workspace_bytes(const struct device *device, const struct op_limits 
     return largest(GEMM_WORKSPACE_BYTES, largest(attention, sums)) + sums_bytes(limits);
 }
 
-/* A weight's product, and the parts of a bias of query, key and value. */
+/* A weight's product. */
 size_t cuda_side_workspace_bytes(const struct device *device, const struct op_limits *limits)
 {
-    int64_t columns = column_parts(limits->rows) * 3 * limits->channels;
     (void)device;
-    return GEMM_WORKSPACE_BYTES + (size_t)columns * sizeof(float) + 256;
+    (void)limits;
+    return GEMM_WORKSPACE_BYTES;
 }

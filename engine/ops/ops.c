@@ -321,9 +321,10 @@ enum status op_attention_forward(struct stream *s, struct tensor out, struct ten
     return s->device->compute->attention_forward(s, out, lse, qkv, q, heads, drop);
 }
 
-enum status op_attention_backward(struct stream *s, struct tensor dqkv, struct tensor dout,
-                                  struct tensor out, struct tensor lse, struct tensor qkv,
-                                  const struct sequences *q, int heads, struct dropout drop)
+enum status op_attention_backward(struct stream *s, struct tensor dqkv, struct tensor dbias,
+                                  struct tensor dout, struct tensor out, struct tensor lse,
+                                  struct tensor qkv, const struct sequences *q, int heads,
+                                  struct dropout drop, bool add)
 {
     expect_attention(s, qkv, out, lse, q, heads);
     expect_dropout(drop);
@@ -332,7 +333,10 @@ enum status op_attention_backward(struct stream *s, struct tensor dqkv, struct t
     ASSERT(apart(dqkv, qkv));
     ASSERT(apart(dqkv, dout));
     ASSERT(apart(dqkv, out));
-    return s->device->compute->attention_backward(s, dqkv, dout, out, lse, qkv, q, heads, drop);
+    EXPECT_GRAD_1D(dbias, qkv.shape[1]);
+    ASSERT(apart(dbias, dqkv));
+    return s->device->compute->attention_backward(s, dqkv, dbias, dout, out, lse, qkv, q, heads,
+                                                  drop, add);
 }
 
 /* ---- dropout alone -------------------------------------------------------------------------- */

@@ -167,9 +167,11 @@ struct ops {
     enum status (*attention_forward)(struct stream *s, struct tensor out, struct tensor lse,
                                      struct tensor qkv, const struct sequences *q, int heads,
                                      struct dropout drop);
-    enum status (*attention_backward)(struct stream *s, struct tensor dqkv, struct tensor dout,
-                                      struct tensor out, struct tensor lse, struct tensor qkv,
-                                      const struct sequences *q, int heads, struct dropout drop);
+    /* dqkv (T, 3C), dbias (3C) = (add ? dbias : 0) + column sums of dqkv */
+    enum status (*attention_backward)(struct stream *s, struct tensor dqkv, struct tensor dbias,
+                                      struct tensor dout, struct tensor out, struct tensor lse,
+                                      struct tensor qkv, const struct sequences *q, int heads,
+                                      struct dropout drop, bool add);
 
     /* out (T, C) = dropout(x); forward, and backward on gradients. out may be x. */
     enum status (*dropout_apply)(struct stream *s, struct tensor out, struct tensor x,
@@ -196,8 +198,9 @@ struct ops {
     enum status (*finish_sums)(struct stream *s);
 
     /* @side: a stream for ops that may run beside those that @s gets next; they find all that was
-     * issued on @s before, and its unfinished sums: finish_sums of @side finishes those too. It is
-     * @s itself where there is no other. side_end: what comes next on @s finds what they did. */
+     * issued on @s before. finish_sums of @side finishes the sums of @s too, behind all that was
+     * issued there. It is @s itself where there is no other. side_end: what comes next on @s finds
+     * what they did. */
     enum status (*side_begin)(struct stream **side, struct stream *s);
     enum status (*side_end)(struct stream *s);
 
@@ -278,10 +281,10 @@ MUST_CHECK enum status op_attention_forward(struct stream *s, struct tensor out,
                                             struct tensor qkv, const struct sequences *q, int heads,
                                             struct dropout drop);
 MUST_CHECK enum status op_attention_backward(struct stream *s, struct tensor dqkv,
-                                             struct tensor dout, struct tensor out,
-                                             struct tensor lse, struct tensor qkv,
-                                             const struct sequences *q, int heads,
-                                             struct dropout drop);
+                                             struct tensor dbias, struct tensor dout,
+                                             struct tensor out, struct tensor lse,
+                                             struct tensor qkv, const struct sequences *q,
+                                             int heads, struct dropout drop, bool add);
 MUST_CHECK enum status op_dropout_apply(struct stream *s, struct tensor out, struct tensor x,
                                         const struct sequences *q, struct dropout drop);
 MUST_CHECK enum status op_span_logits_forward(struct stream *s, struct tensor logits,

@@ -46,9 +46,10 @@ enum status cuda_gelu_backward(struct stream *s, struct tensor dpre, struct tens
 enum status cuda_attention_forward(struct stream *s, struct tensor out, struct tensor lse,
                                    struct tensor qkv, const struct sequences *q, int heads,
                                    struct dropout drop);
-enum status cuda_attention_backward(struct stream *s, struct tensor dqkv, struct tensor dout,
-                                    struct tensor out, struct tensor lse, struct tensor qkv,
-                                    const struct sequences *q, int heads, struct dropout drop);
+enum status cuda_attention_backward(struct stream *s, struct tensor dqkv, struct tensor dbias,
+                                    struct tensor dout, struct tensor out, struct tensor lse,
+                                    struct tensor qkv, const struct sequences *q, int heads,
+                                    struct dropout drop, bool add);
 enum status cuda_dropout_apply(struct stream *s, struct tensor out, struct tensor x,
                                const struct sequences *q, struct dropout drop);
 enum status cuda_span_logits_forward(struct stream *s, struct tensor logits, struct tensor x,

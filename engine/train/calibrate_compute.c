@@ -227,8 +227,10 @@ static enum status run_attention(struct bench *b)
     struct tensor qkv = rows_of(b, g->qkv, 3 * C), out = rows_of(b, g->y, C);
     struct tensor lse = tensor_2d(g->lse, DTYPE_F32, heads, g->rows);
     TRY(op_attention_forward(b->s, out, lse, qkv, &g->q, heads, drop(b)));
-    return op_attention_backward(b->s, rows_of(b, g->dqkv, 3 * C), rows_of(b, g->x, C), out, lse,
-                                 qkv, &g->q, heads, drop(b));
+    TRY(op_attention_backward(b->s, rows_of(b, g->dqkv, 3 * C),
+                              tensor_1d(g->dbias, DTYPE_F32, 3 * C), rows_of(b, g->x, C), out, lse,
+                              qkv, &g->q, heads, drop(b), false));
+    return op_finish_sums(b->s);
 }
 
 /* What a block does beside products and attention. */

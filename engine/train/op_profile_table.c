@@ -116,10 +116,10 @@ TIMED(attention_forward, 4.0 * (double)out.shape[1] * pairs_of(p, q),
 
 TIMED(attention_backward, 8.0 * (double)out.shape[1] * pairs_of(p, q),
       bytes_of(dqkv) + bytes_of(dout) + bytes_of(out) + bytes_of(lse) + bytes_of(qkv),
-      (struct stream * s, struct tensor dqkv, struct tensor dout, struct tensor out,
-       struct tensor lse, struct tensor qkv, const struct sequences *q, int heads,
-       struct dropout drop),
-      (s, dqkv, dout, out, lse, qkv, q, heads, drop))
+      (struct stream * s, struct tensor dqkv, struct tensor dbias, struct tensor dout,
+       struct tensor out, struct tensor lse, struct tensor qkv, const struct sequences *q,
+       int heads, struct dropout drop, bool add),
+      (s, dqkv, dbias, dout, out, lse, qkv, q, heads, drop, add))
 
 TIMED(dropout_apply, 0, bytes_of(out) + bytes_of(x),
       (struct stream * s, struct tensor out, struct tensor x, const struct sequences *q,
