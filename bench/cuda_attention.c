@@ -135,7 +135,7 @@ out:
 /* ---- batches -------------------------------------------------------------------------------- */
 
 struct host_batch {
-    int32_t first[MOST + 1], keys[MOST], sample[MOST];
+    int32_t first[MOST + 1], keys[MOST], sample[MOST], by_length[MOST];
     int32_t owner[MAX_T];
 };
 
@@ -155,6 +155,12 @@ static enum status batch_upload(struct bench *b, const struct attention_case *c,
             x->owner[row] = i;
         *pairs += (double)n * n;
     }
+    for (int i = 0; i < c->sequences; i++) { /* longest first */
+        int k = i;
+        for (; k > 0 && x->keys[x->by_length[k - 1]] < x->keys[i]; k--)
+            x->by_length[k] = x->by_length[k - 1];
+        x->by_length[k] = i;
+    }
     TRY_GOTO(st, out, device_copy(b->s, there, x, sizeof *x));
     TRY_GOTO(st, out, stream_sync(b->s));
     b->q = (struct sequences){.rows = x->first[c->sequences],
@@ -164,6 +170,7 @@ static enum status batch_upload(struct bench *b, const struct attention_case *c,
                               .cu_seqlens = there->first,
                               .kv_len = there->keys,
                               .sample = there->sample,
+                              .by_length = there->by_length,
                               .row_sequence = there->owner};
 out:
     mem_free(&x);

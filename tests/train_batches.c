@@ -233,6 +233,8 @@ static void unload(struct loaded *l)
     run_data_release(&l->data);
 }
 
+enum { MANY = 32 }; /* sequences */
+
 static void check_sequence(const struct loaded *l, const struct sequences *q, int b, int32_t sample)
 {
     const struct feature_set *set = &l->data.train.features;
@@ -268,6 +270,19 @@ static void check_order(const struct sequences *q)
     }
 }
 
+static void check_by_length(const struct sequences *q)
+{
+    char seen[MANY] = {0};
+    for (int i = 0; i < q->count; i++) {
+        int32_t b = q->by_length[i], a = i > 0 ? q->by_length[i - 1] : 0;
+        assert_in_range(b, 0, q->count - 1);
+        assert_int_equal(seen[b]++, 0);
+        int32_t rows = q->cu_seqlens[b + 1] - q->cu_seqlens[b];
+        int32_t before = q->cu_seqlens[a + 1] - q->cu_seqlens[a];
+        assert_true(i == 0 || before > rows || (before == rows && a < b));
+    }
+}
+
 static void check_batch(struct loaded *l, const int32_t *picked, int64_t count, int index,
                         int64_t view_rows)
 {
@@ -295,18 +310,19 @@ static void check_batch(struct loaded *l, const int32_t *picked, int64_t count, 
         assert_int_equal(q.row_sequence[i], -1);
     }
     check_order(&q);
+    check_by_length(&q);
 }
 
-static void check_arrays(bool padded)
+static void check_arrays(bool padded, int sequences)
 {
     struct loaded l;
-    load(&l, padded, 5, 640);
+    load(&l, padded, sequences, 128 * sequences);
     uint64_t seed = test_seed();
     assert_true(l.data.train.count > 60);
     for (int round = 0; round < 50; round++) {
-        int32_t picked[5];
-        int64_t count = (int64_t)(test_random(&seed) % 6); /* none, too */
-        for (int i = 0; i < 5; i++)
+        int32_t picked[MANY];
+        int64_t count = (int64_t)(test_random(&seed) % (uint64_t)(sequences + 1)); /* none, too */
+        for (int i = 0; i < sequences; i++)
             picked[i] = (int32_t)(test_random(&seed) % (uint64_t)l.data.train.count);
         check_batch(&l, picked, count, round % 2, round % 6 * 128); /* length classes, too */
     }
@@ -316,13 +332,14 @@ static void check_arrays(bool padded)
 static void packed_arrays_are_the_features(void **state)
 {
     (void)state;
-    check_arrays(false);
+    check_arrays(false, 5);
+    check_arrays(false, MANY);
 }
 
 static void padded_arrays_are_the_features(void **state)
 {
     (void)state;
-    check_arrays(true);
+    check_arrays(true, 5);
 }
 
 /* A micro-batch that is filled leaves its neighbour in the block alone. */

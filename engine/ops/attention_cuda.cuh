@@ -55,6 +55,12 @@ __device__ static inline struct attention_head attention_head(const struct atten
     return x;
 }
 
+/* The sequence of a slice of the grid: blocks come in their order, so the longest go first. */
+__device__ static inline int attention_sequence(const struct attention_args &a, int slice)
+{
+    return a.q.by_length ? a.q.by_length[slice] : slice;
+}
+
 /* Zeros in head h's columns of the rows of no sequence; @offset and @stride in elements of @out. */
 template <typename E>
 __device__ inline void attention_zero_rows(const struct attention_args &a, E *out, int64_t offset,

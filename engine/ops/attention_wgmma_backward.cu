@@ -319,16 +319,18 @@ __global__ static void __launch_bounds__(BACKWARD_THREADS, 1)
 #ifdef WGMMA_CODE
     extern __shared__ __align__(1024) bf16 shared[];
     struct backward_memory m = backward_memory<D>(shared);
-    int h = blockIdx.y, rank = blockIdx.z;
-    if (rank == a.q.count) {
+    int h = blockIdx.y, slice = blockIdx.z;
+    if (slice == a.q.count) {
         for (int part = 0; part < 3; part++)
             attention_zero_rows(a, (bf16 *)a.dqkv, attention_column(a, part, h), 3 * a.channels,
                                 NULL, h);
         return;
     }
-    int b;
+    int b = attention_sequence(a, slice);
     struct dropout_key key = dropout_key(a.drop);
-    struct attention_head x = head_of_rank((struct sequence_order *)m.stats, &b, a, h, rank);
+    struct attention_head x = attention_head(a, b, h);
+    x.rows = (int)uniform((uint32_t)x.rows);
+    x.keys = (int)uniform((uint32_t)x.keys);
     if (a.sums && (x.rows == 0 || x.keys == 0) && threadIdx.x < 3 * D)
         sums_row<D>(a)[threadIdx.x / D * a.channels + threadIdx.x % D] = 0.0f;
     if (x.rows == 0)
@@ -341,7 +343,6 @@ __global__ static void __launch_bounds__(BACKWARD_THREADS, 1)
         rows_zero<D>(y, 0, 0);
     for (int part = 1; part < 3; part++)
         rows_zero<D>(y, part, y.key_tiles * TILE);
-    __syncthreads(); /* the order has been read */
     if (keep.on && x.keys > 0)
         head_backward<D, true>(m, y, keep, a.scale * y.kept, a);
     else if (x.keys > 0)

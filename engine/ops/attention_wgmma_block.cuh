@@ -1,6 +1,6 @@
 /*
  * engine/ops/attention_wgmma_block.cuh - a block of attention's backward on Hopper: what it holds
- * and loads, which sequence it has, which elements its lanes keep.
+ * and loads, which elements its lanes keep, the sums over its rows.
  *
  * For attention_wgmma_backward.cu, whose top says how they go together.
  */
@@ -81,57 +81,6 @@ __device__ inline struct backward_head backward_head(const struct backward_memor
                      : a.parts + (h * a.part_slots + x.first / TILE + b) * backward_shape<D>::PART;
     y.scale = a.scale * LOG2_E;
     return y;
-}
-
-/* ---- sequences ------------------------------------------------------------------------------- */
-
-/* In the place of the stats, before there are any. */
-struct sequence_order {
-    int4 rows[BACKWARD_THREADS / 4];
-    int index, first, found_rows, keys;
-    uint32_t sample;
-};
-
-/*
- * Head @h of the sequence with @rank others before it in the order of falling lengths, @index: each
- * thread has a sequence and counts. With more sequences than threads it is sequence @rank.
- */
-__device__ static inline struct attention_head head_of_rank(struct sequence_order *order,
-                                                            int *index,
-                                                            const struct attention_args &a, int h,
-                                                            int rank)
-{
-    int mine = threadIdx.x, before = 0;
-    struct attention_head x = {};
-    *index = rank;
-    if (a.q.count > BACKWARD_THREADS)
-        return attention_head(a, rank, h);
-    if (mine < a.q.count)
-        x = attention_head(a, mine, h);
-    ((int *)order->rows)[mine] = x.rows;
-    __syncthreads();
-    if (mine < a.q.count)
-#pragma unroll 4
-        for (int i = 0; i < a.q.count; i += 4) { /* behind the last one are zeros */
-            int4 rows = order->rows[i / 4];
-            before += (rows.x + (i < mine) > x.rows) + (rows.y + (i + 1 < mine) > x.rows) +
-                      (rows.z + (i + 2 < mine) > x.rows) + (rows.w + (i + 3 < mine) > x.rows);
-        }
-    if (mine < a.q.count && before == rank) {
-        order->index = mine;
-        order->first = (int)x.first;
-        order->found_rows = x.rows;
-        order->keys = x.keys;
-        order->sample = x.sample;
-    }
-    __syncthreads();
-    *index = order->index;
-    x.first = (int64_t)uniform((uint32_t)order->first);
-    x.rows = (int)uniform((uint32_t)order->found_rows);
-    x.keys = (int)uniform((uint32_t)order->keys);
-    x.sample = order->sample;
-    x.element = (uint64_t)h * (uint64_t)a.q.positions * (uint64_t)a.q.positions;
-    return x;
 }
 
 /* ---- queries --------------------------------------------------------------------------------- */
@@ -256,7 +205,7 @@ template <int D> __device__ inline float4 *sums_place(bf16 *tile)
     return (float4 *)(tile + threadIdx.x % MMA_THREADS / 32 * 16 * D) + threadIdx.x % 32;
 }
 
-/* The block's columns of its row of the sums: that of the sequence's rank. */
+/* The block's columns of its row of the sums: that of the sequence's place by length. */
 template <int D> __device__ inline float *sums_row(const struct attention_args &a)
 {
     return a.sums + (int64_t)blockIdx.z * 3 * a.channels + blockIdx.y * D;

@@ -42,11 +42,12 @@ struct sequences {
     int32_t count;      /* B; empty sequences included */
     int32_t max_length; /* no sequence has more rows than this */
     int32_t positions;  /* P: rows of the position table; stride of attention dropout elements */
-    const int32_t *cu_seqlens;   /* [B + 1] */
-    const int32_t *kv_len;       /* [B] */
-    const int32_t *sample;       /* [B] global sample, dropout counter */
-    const int32_t *token;        /* [T], -1 on rows of no sequence */
-    const int32_t *token_type;   /* [T] */
+    const int32_t *cu_seqlens; /* [B + 1] */
+    const int32_t *kv_len;     /* [B] */
+    const int32_t *sample;     /* [B] global sample, dropout counter */
+    const int32_t *by_length;  /* [B] sequences, longest first; NULL: as they are. Order of work */
+    const int32_t *token;      /* [T], -1 on rows of no sequence */
+    const int32_t *token_type; /* [T] */
     const int32_t *row_sequence; /* [T], -1 on rows of no sequence */
     const int32_t *token_order; /* [T] rows sorted by (token, row); rows with token -1 come first */
     const int32_t *start, *end; /* [B] labels, row within the sequence */

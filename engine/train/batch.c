@@ -3,8 +3,8 @@
 #include <string.h>
 
 struct micro_arrays {
-    int32_t *cu_seqlens, *kv_len, *sample, *start, *end;      /* B (+ 1) */
-    int32_t *token, *token_type, *row_sequence, *token_order; /* T */
+    int32_t *cu_seqlens, *kv_len, *sample, *by_length, *start, *end; /* B (+ 1) */
+    int32_t *token, *token_type, *row_sequence, *token_order;        /* T */
 };
 
 static void micro_bind(struct arena *a, struct micro_arrays *x, const struct batch_layout *l)
@@ -12,6 +12,7 @@ static void micro_bind(struct arena *a, struct micro_arrays *x, const struct bat
     ARENA_BIND(a, x->cu_seqlens, l->sequences + 1);
     ARENA_BIND(a, x->kv_len, l->sequences);
     ARENA_BIND(a, x->sample, l->sequences);
+    ARENA_BIND(a, x->by_length, l->sequences);
     ARENA_BIND(a, x->start, l->sequences);
     ARENA_BIND(a, x->end, l->sequences);
     ARENA_BIND(a, x->token, l->rows);
@@ -59,6 +60,28 @@ static void sort_rows(int32_t *order, int32_t *scratch, const int32_t *token, in
     }
 }
 
+/* Sequences by falling length, those of one length as they are: Shell's sort. */
+static void sort_sequences(int32_t *order, const int32_t *cu_seqlens, int64_t count)
+{
+    int64_t gap = 1;
+    while (gap < count / 9)
+        gap = 3 * gap + 1;
+    for (int64_t b = 0; b < count; b++)
+        order[b] = (int32_t)b;
+    for (; gap > 0; gap /= 3)
+        for (int64_t i = gap; i < count; i++) {
+            int32_t b = order[i], rows = cu_seqlens[b + 1] - cu_seqlens[b];
+            int64_t k = i;
+            for (; k >= gap; k -= gap) {
+                int32_t c = order[k - gap], others = cu_seqlens[c + 1] - cu_seqlens[c];
+                if (others > rows || (others == rows && c < b))
+                    break;
+                order[k] = c;
+            }
+            order[k] = b;
+        }
+}
+
 static int64_t rows_of(const struct batch_layout *l, const struct feature *f)
 {
     return l->padded_length > 0 ? l->padded_length : f->token_count;
@@ -90,6 +113,7 @@ int64_t batch_fill(const struct batch_layout *l, void *block, int index,
         }
     }
     x.cu_seqlens[l->sequences] = (int32_t)row;
+    sort_sequences(x.by_length, x.cu_seqlens, l->sequences);
     for (int64_t i = row; i < l->rows; i++) {
         x.token[i] = x.row_sequence[i] = -1;
         x.token_type[i] = 0;
@@ -110,6 +134,7 @@ struct sequences batch_view(const struct batch_layout *l, void *block, int index
         .cu_seqlens = x.cu_seqlens,
         .kv_len = x.kv_len,
         .sample = x.sample,
+        .by_length = x.by_length,
         .token = x.token,
         .token_type = x.token_type,
         .row_sequence = x.row_sequence,

@@ -300,6 +300,17 @@ static void order_tokens(int32_t *order, const int32_t *token, int64_t rows)
     }
 }
 
+/* Insertion sort: longest first, stable. */
+static void order_sequences(int32_t *order, const struct op_batch_spec *spec)
+{
+    for (int i = 0; i < spec->count; i++) {
+        int k = i;
+        for (; k > 0 && spec->lengths[order[k - 1]] < spec->lengths[i]; k--)
+            order[k] = order[k - 1];
+        order[k] = i;
+    }
+}
+
 void op_batch_make(struct op_test *t, struct op_batch *b, const struct op_batch_spec *spec)
 {
     int64_t rows = spec->rows;
@@ -307,6 +318,7 @@ void op_batch_make(struct op_test *t, struct op_batch *b, const struct op_batch_
     int32_t *sample = indices(t, spec->count), *start = indices(t, spec->count);
     int32_t *end = indices(t, spec->count), *token = indices(t, rows), *type = indices(t, rows);
     int32_t *owner = indices(t, rows), *order = indices(t, rows);
+    int32_t *by_length = indices(t, spec->count);
     int32_t at = 0, longest = 0;
     for (int i = 0; i < spec->count; i++) {
         int length = spec->lengths[i];
@@ -322,6 +334,7 @@ void op_batch_make(struct op_test *t, struct op_batch *b, const struct op_batch_
         }
         cu[i + 1] = at;
     }
+    order_sequences(by_length, spec);
     assert_true(at <= rows);
     for (; at < rows; at++)
         token[at] = owner[at] = -1;
@@ -333,6 +346,7 @@ void op_batch_make(struct op_test *t, struct op_batch *b, const struct op_batch_
                                  .cu_seqlens = cu,
                                  .kv_len = keys,
                                  .sample = sample,
+                                 .by_length = by_length,
                                  .token = token,
                                  .token_type = type,
                                  .row_sequence = owner,
@@ -344,6 +358,7 @@ void op_batch_make(struct op_test *t, struct op_batch *b, const struct op_batch_
     b->q.cu_seqlens = op_upload(t, cu, per_sequence + sizeof *cu);
     b->q.kv_len = op_upload(t, keys, per_sequence);
     b->q.sample = op_upload(t, sample, per_sequence);
+    b->q.by_length = op_upload(t, by_length, per_sequence);
     b->q.start = op_upload(t, start, per_sequence);
     b->q.end = op_upload(t, end, per_sequence);
     b->q.token = op_upload(t, token, per_row);
