@@ -141,7 +141,11 @@ $(BUILD)/%.c.o: %.c $(BUILD)/flags
 $(BUILD)/%.cu.o: %.cu $(BUILD)/flags
 	@mkdir -p $(@D)
 	@echo "  NVCC  $<"
-	$(Q)$(NVCC) $(NVCCFLAGS_ALL) -MMD -MP -MF $(@:.o=.d) -c $< -o $@
+	$(Q)$(NVCC) $(NVCCFLAGS_ALL) -MMD -MP -MF $(@:.o=.d) -c $< -o $@ 2>$@.log || \
+	 { cat $@.log >&2; exit 1; }; cat $@.log >&2; \
+	 ! grep 'instructions are serialized' $@.log >/dev/null || \
+	 { echo "$<: warning: ptxas waits for each wgmma, which makes attention 20% slower" >&2; \
+	   exit $(if $(filter 1,$(WERROR)),1,0); }
 
 $(LIBTESS): $(LIB_OBJ)
 	@echo "  AR    $@"
