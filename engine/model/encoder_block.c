@@ -225,12 +225,13 @@ static enum status attention_backward(const struct block *k, struct tensor dx, s
     /* What nobody waits for in the block, and too little for a card: beside it. */
     struct stream *side = NULL;
     TRY(op_side_begin(&side, k->stream));
+    TRY(op_finish_sums(side));
     TRY(op_linear_backward_weight(side, grad(k, PROJ_W), none, dproj, k->attn, add));
     TRY(op_linear_backward_data(k->stream, dattn, dproj, param(k, PROJ_W), false));
     TRY(op_attention_backward(k->stream, dqkv, grad(k, QKV_B), dattn, k->attn, k->lse, k->qkv,
                               k->call->sequences, (int)k->m->dims.heads, dropout(k, SITE_ATTENTION),
                               add));
-    TRY(op_finish_sums(side)); /* those of the whole block */
+    TRY(op_finish_sums(side)); /* that of QKV_B */
     TRY(op_linear_backward_weight(k->stream, grad(k, QKV_W), none, dqkv, k->x, add));
     TRY(op_linear_backward_data(k->stream, dx, dqkv, param(k, QKV_W), true));
     return op_side_end(k->stream);
@@ -255,7 +256,7 @@ static enum status backward(const struct model *m, const struct model_unit *u,
  * Backward is twice that: each product has two gradients. Bytes: forward two norms (branch and
  * residual in, sum and norm out) and the GELU; backward two norms (sum and gradient in, two
  * gradients out) and the GELU's (gradient and input in, gradient and gelu out). Kernels on a GPU:
- * four products, attention, GELU, two norms; backward twice as many products, and one that finishes
+ * four products, attention, GELU, two norms; backward twice as many products, and two that finish
  * all sums over rows. */
 static struct unit_work work(const struct model *m, const struct model_unit *u,
                              struct batch_size size)
@@ -267,7 +268,7 @@ static struct unit_work work(const struct model *m, const struct model_unit *u,
     (void)u;
     return (struct unit_work){
         .forward = {products, attention, (2 * 4 * C + 2 * F) * element, 1, 8},
-        .backward = {2 * products, 2 * attention, (2 * 4 * C + 4 * F) * element, 2, 13}};
+        .backward = {2 * products, 2 * attention, (2 * 4 * C + 4 * F) * element, 2, 14}};
 }
 
 static void whole(struct model_builder *b, const struct encoder_family *f, int index,
