@@ -67,18 +67,20 @@ static int group_open(void **state)
 
 /* ---- gelu ----------------------------------------------------------------------------------- */
 
-/* Alone, and as a block calls it: dpre is dout, act is pre. */
-static void gelu_backward_case(struct twins *w, int64_t T, int64_t F, bool in_place, bool bias)
+/* Alone, and as a block calls it: dpre is dout, act is pre, or not wanted. */
+static void gelu_backward_case(struct twins *w, int64_t T, int64_t F, bool in_place, bool bias,
+                               bool wanted)
 {
     struct op_test *t = &w->side[SIDE_GPU];
     bool add = in_place;
     double tolerance = 1.05 * w->u + 32 * w->f, *start = NULL;
-    twins_begin(w, "gelu_backward", "T=%d F=%d%s%s", (int)T, (int)F,
-                in_place ? " in place, add" : " set", bias ? "" : ", dbias frozen");
+    twins_begin(w, "gelu_backward", "T=%d F=%d%s%s%s", (int)T, (int)F,
+                in_place ? " in place, add" : " set", bias ? "" : ", dbias frozen",
+                wanted ? "" : ", no act");
     if (in_place)
         start = op_random(t, T * F, 2.0);
-    struct twin act = twin_output(w, "act", T, F, start, tolerance);
-    struct twin pre = in_place ? act : twin_random(w, T, F, 2.0);
+    struct twin act = wanted ? twin_output(w, "act", T, F, start, tolerance) : twin_none();
+    struct twin pre = in_place && wanted ? act : twin_random(w, T, F, 2.0);
     if (in_place)
         start = op_random(t, T * F, 1.0);
     struct twin dpre = twin_output(w, "dpre", T, F, start, tolerance);
@@ -133,9 +135,10 @@ static void gelu_cases(const struct twin_group *g, struct twins *w)
     }
     static const int rows[] = {0, 1, 5, 61, 64, 1000}, columns[] = {8, 1, 63, 264, 256, 1032};
     for (int i = 0; i < (g->small ? 5 : 6); i++) {
-        gelu_backward_case(w, rows[i], columns[i], false, true);
-        gelu_backward_case(w, rows[i], columns[i], true, true);
-        gelu_backward_case(w, rows[i], columns[i], false, false);
+        gelu_backward_case(w, rows[i], columns[i], false, true, true);
+        gelu_backward_case(w, rows[i], columns[i], true, true, true);
+        gelu_backward_case(w, rows[i], columns[i], false, false, true);
+        gelu_backward_case(w, rows[i], columns[i], true, true, false);
     }
     sums_case(w, 61, 256);
     sums_case(w, 5, 63);

@@ -38,6 +38,9 @@ static void gelu_is_x_phi_of_x_at_any_size(void **state)
         op_close("out", op_get(t, out), want, n, 4 * t->eps * op_largest(want, n));
         op_close("dpre", op_get(t, dpre), dwant, n, 8 * t->eps * op_largest(dwant, n));
         op_same("act", op_get(t, act), op_get(t, out), n);
+        struct tensor alone = op_put_2d(t, NULL, 1, n);
+        assert_ok(op_gelu_backward(t->s, alone, op_none(), op_none(), dout, pre, false));
+        op_same("dpre without act", op_get(t, alone), op_get(t, dpre), n);
         assert_ok(op_gelu_backward(t->s, dout, pre, op_none(), dout, pre, false));
         op_same("in place", op_get(t, dout), op_get(t, dpre), n);
         op_same("act in place", op_get(t, pre), op_get(t, out), n);

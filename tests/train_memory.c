@@ -139,6 +139,7 @@ static void heap_bytes_equal_the_account_with_other_policies(void **state)
         struct run_config c = tiny(2, variant, 3, 2);
         c.train.overlap = variant % 2 == 0;
         c.train.update = UPDATE_EARLY;
+        c.train.recompute = variant % 2 == 0 ? RECOMPUTE_NONE : RECOMPUTE_GELU;
         c.train.reduce = variant < 2 ? REDUCE_PER_MICRO_BATCH : REDUCE_AUTO;
         snprintf(c.train.freeze, sizeof c.train.freeze,
                  "bert.embeddings,bert.encoder.layer.2.attention");

@@ -190,8 +190,11 @@ static void recompute_changes_no_bit(void **state)
     for (int stage = 0; stage < 4; stage++) {
         struct run_config c = tiny(2, stage, 2, 3);
         run_ok(&first, &c, NULL);
+        assert_int_equal(c.train.recompute, RECOMPUTE_GELU);
         c.train.recompute = RECOMPUTE_BLOCK;
         run_and_compare(&c, NULL, "recompute");
+        c.train.recompute = RECOMPUTE_NONE;
+        run_and_compare(&c, &(struct run_how){.executor = {.poison = true}}, "all kept");
         run_release(&first);
     }
 }

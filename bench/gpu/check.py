@@ -222,6 +222,8 @@ class Check:
                           ("stage 3, prefetch 3", {"train__prefetch": 3, "train__zero_stage": 3}),
                           ("recompute, stage 3", {"train__recompute": "block",
                                                   "train__zero_stage": 3}),
+                          ("all kept, stage 1", {"train__recompute": "none",
+                                                 "train__zero_stage": 1}),
                           ("traced, stage 3", {"trace": True, "train__zero_stage": 3})]
             yield name, [(n, dict(same, **extra, **s)) for n, s in group]
         if most:

@@ -14,7 +14,7 @@ static const char *const family_names[] = {"bert", "distilbert", NULL};
 static const char *const schedule_names[] = {"linear", "cosine", "constant", NULL};
 static const char *const reduce_names[] = {"auto", "per_step", "per_micro_batch", NULL};
 static const char *const update_names[] = {"auto", "late", "early", NULL};
-static const char *const recompute_names[] = {"none", "block", NULL};
+static const char *const recompute_names[] = {"none", "gelu", "block", NULL};
 static const char *const comm_names[] = {"auto", "local", "mpi", "nccl", NULL};
 static const char *const bind_names[] = {"auto", "none", NULL};
 static const char *const device_names[] = {"auto", "cpu", "cuda", NULL};
@@ -119,8 +119,9 @@ const struct config_field config_fields[] = {
     CHOICE(train, update, update_names, UPDATE_AUTO,
            "When AdamW runs; late: under the next forward pass; early: at the end of its step; "
            "auto: late unless that needs 1% more memory."),
-    CHOICE(train, recompute, recompute_names, RECOMPUTE_NONE,
-           "Activations that backward computes again instead of keeping."),
+    CHOICE(train, recompute, recompute_names, RECOMPUTE_GELU,
+           "Activations that backward computes again instead of keeping; gelu: the output of each "
+           "GELU, which costs little; block: all of a block but its input."),
     INT(train, prefetch, 1, 0, 64, "Units gathered ahead of their use at stage 3."),
     BOOL(train, overlap, true,
          "Run collectives beside compute; false: each completes where it is issued."),

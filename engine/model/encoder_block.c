@@ -18,19 +18,21 @@ enum {
 
 typedef unsigned char byte; /* of param_dtype */
 
-/* Kept for BACKWARD: 7 C + F elements and (H + 4) floats a row. */
+/* Kept for BACKWARD: 7 C + F elements (2 F with the GELU's output) and (H + 4) floats a row. */
 struct block_saved {
     byte *qkv;              /* (T, 3C) */
     byte *attn;             /* (T, C) */
     byte *z1;               /* (T, C) first the projection, then its sum with x, in place */
     byte *ln1;              /* (T, C) */
-    byte *pre;              /* (T, F); in BACKWARD it becomes gelu(pre) */
+    byte *pre;              /* (T, F); in BACKWARD it becomes gelu(pre), unless that is kept */
+    byte *gelu;             /* (T, F) gelu(pre); NULL: not kept */
     byte *z2;               /* (T, C) first the feed-forward output, then its sum with ln1 */
     float *lse;             /* (H, T) */
     float *stats1, *stats2; /* (2, T) */
 };
 
-/* In RECOMPUTE nobody reads the block's output; it follows act in one place. */
+/* In RECOMPUTE nobody reads the block's output; it follows act in one place. A model that keeps act
+ * has no RECOMPUTE. */
 struct block_forward_scratch {
     byte *act; /* (T, F), at least (T, C) */
 };
@@ -56,6 +58,9 @@ static void saved_bind(struct arena *a, struct block_saved *s, const struct mode
     bind_rows(a, &s->z1, m, T, C);
     bind_rows(a, &s->ln1, m, T, C);
     bind_rows(a, &s->pre, m, T, m->dims.ffn);
+    s->gelu = NULL;
+    if (m->keep_gelu)
+        bind_rows(a, &s->gelu, m, T, m->dims.ffn);
     bind_rows(a, &s->z2, m, T, C);
     ARENA_BIND(a, s->lse, m->dims.heads * T);
     ARENA_BIND(a, s->stats1, 2 * T);
@@ -65,7 +70,10 @@ static void saved_bind(struct arena *a, struct block_saved *s, const struct mode
 static void forward_scratch_bind(struct arena *a, struct block_forward_scratch *s,
                                  const struct model *m, int64_t T)
 {
-    bind_rows(a, &s->act, m, T, m->dims.ffn > m->dims.hidden ? m->dims.ffn : m->dims.hidden);
+    int64_t F = m->dims.ffn, C = m->dims.hidden;
+    s->act = NULL;
+    if (!m->keep_gelu)
+        bind_rows(a, &s->act, m, T, F > C ? F : C);
 }
 
 static void backward_scratch_bind(struct arena *a, struct block_backward_scratch *s,
@@ -115,7 +123,7 @@ struct block {
     const struct model_unit *u;
     const struct unit_call *call;
     struct stream *stream;
-    struct tensor x, qkv, attn, z1, ln1, pre, z2, lse, stats1, stats2;
+    struct tensor x, qkv, attn, z1, ln1, pre, gelu, z2, lse, stats1, stats2;
 };
 
 static struct tensor act(const struct block *k, void *data, int64_t columns)
@@ -158,6 +166,7 @@ static struct block block_open(const struct model *m, const struct model_unit *u
     k.z1 = act(&k, s.z1, C);
     k.ln1 = act(&k, s.ln1, C);
     k.pre = act(&k, s.pre, m->dims.ffn);
+    k.gelu = act(&k, s.gelu, m->dims.ffn);
     k.z2 = act(&k, s.z2, C);
     k.lse = tensor_2d(s.lse, DTYPE_F32, m->dims.heads, T);
     k.stats1 = tensor_2d(s.stats1, DTYPE_F32, 2, T);
@@ -172,7 +181,7 @@ static enum status forward(const struct model *m, const struct model_unit *u,
     struct block_forward_scratch scratch;
     struct arena a = arena_over(call->scratch, SIZE_MAX);
     forward_scratch_bind(&a, &scratch, m, call->sequences->rows);
-    struct tensor gelu = act(&k, scratch.act, m->dims.ffn);
+    struct tensor gelu = m->keep_gelu ? k.gelu : act(&k, scratch.act, m->dims.ffn);
     /* gelu is read before out is written, so that in RECOMPUTE they share the scratch. */
     struct tensor out =
         act(&k, call->act_out != NULL ? call->act_out : scratch.act, m->dims.hidden);
@@ -203,8 +212,9 @@ static enum status ffn_backward(const struct block *k, struct tensor dx, struct 
                                   grad(k, FC2_B), dout, k->z2, k->stats2, param(k, LN2_GAMMA),
                                   k->call->sequences, dropout(k, SITE_FFN_OUTPUT), add));
     TRY(op_linear_backward_data(k->stream, dpre, dff, param(k, FC2_W), false));
-    struct tensor gelu = k->pre; /* in its place: nothing reads it behind this */
-    TRY(op_gelu_backward(k->stream, dpre, gelu, grad(k, FC1_B), dpre, k->pre, add));
+    bool kept = k->m->keep_gelu;
+    struct tensor gelu = kept ? k->gelu : k->pre; /* in its place: nothing reads it behind this */
+    TRY(op_gelu_backward(k->stream, dpre, kept ? none : gelu, grad(k, FC1_B), dpre, k->pre, add));
     struct stream *side = NULL; /* two products that leave a part of a card idle, at once */
     TRY(op_side_begin(&side, k->stream));
     TRY(op_linear_backward_weight(side, grad(k, FC2_W), none, dff, gelu, add));
@@ -231,7 +241,7 @@ static enum status attention_backward(const struct block *k, struct tensor dx, s
     TRY(op_attention_backward(k->stream, dqkv, grad(k, QKV_B), dattn, k->attn, k->lse, k->qkv,
                               k->call->sequences, (int)k->m->dims.heads, dropout(k, SITE_ATTENTION),
                               add));
-    TRY(op_finish_sums(side)); /* that of QKV_B */
+    TRY(op_finish_sums(side)); /* that of qkv's bias */
     TRY(op_linear_backward_weight(k->stream, grad(k, QKV_W), none, dqkv, k->x, add));
     TRY(op_linear_backward_data(k->stream, dx, dqkv, param(k, QKV_W), true));
     return op_side_end(k->stream);
@@ -255,20 +265,20 @@ static enum status backward(const struct model *m, const struct model_unit *u,
 /* Products: 2 for each weight and row; attention: 4 C for each pair of rows that see each other.
  * Backward is twice that: each product has two gradients. Bytes: forward two norms (branch and
  * residual in, sum and norm out) and the GELU; backward two norms (sum and gradient in, two
- * gradients out) and the GELU's (gradient and input in, gradient and gelu out). Kernels on a GPU:
- * four products, attention, GELU, two norms; backward twice as many products, and two that finish
- * all sums over rows. */
+ * gradients out) and the GELU's (gradient and input in, gradient and, if it is not kept, gelu out).
+ * Kernels on a GPU: four products, attention, GELU, two norms; backward twice as many products, and
+ * two that finish sums over rows. */
 static struct unit_work work(const struct model *m, const struct model_unit *u,
                              struct batch_size size)
 {
     double C = (double)m->dims.hidden, F = (double)m->dims.ffn;
     double element = (double)dtype_bytes(m->param_dtype) * size.tokens;
     double products = 2.0 * (4.0 * C * C + 2.0 * C * F) * size.tokens;
-    double attention = 4.0 * C * size.squared_lengths;
+    double attention = 4.0 * C * size.squared_lengths, gelu = m->keep_gelu ? 3 : 4;
     (void)u;
     return (struct unit_work){
         .forward = {products, attention, (2 * 4 * C + 2 * F) * element, 1, 8},
-        .backward = {2 * products, 2 * attention, (2 * 4 * C + 4 * F) * element, 2, 14}};
+        .backward = {2 * products, 2 * attention, (2 * 4 * C + gelu * F) * element, 2, 14}};
 }
 
 static void whole(struct model_builder *b, const struct encoder_family *f, int index,

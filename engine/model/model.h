@@ -140,6 +140,7 @@ struct model {
         float norm_eps, init_range;
     } dims;
     enum dtype param_dtype;
+    bool keep_gelu;           /* a block keeps its GELU's output; else BACKWARD makes it again */
     struct model_unit *units; /* owned; forward order */
     int unit_count;
     struct model_param *params; /* owned; grouped by unit */
@@ -155,7 +156,7 @@ struct model {
 /**
  * model_open() - build the model that a configuration asks for.
  * @config: family and sizes; train.max_unit_numel (larger tables are split into ranges of rows);
- * train.freeze.
+ * train.freeze; train.recompute.
  * @param_dtype: of weights and activations.
  *
  * Tensor starts are multiples of MODEL_PARAM_ALIGN elements. In a unit the parameters with weight

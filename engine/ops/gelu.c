@@ -20,7 +20,7 @@ CPU_CLONES static void gelu_loop(float *out, const float *pre, int64_t n)
     }
 }
 
-/* @act may be @pre, @dpre may be @dout. */
+/* @act may be @pre or NULL, @dpre may be @dout. */
 CPU_CLONES static void gelu_gradient_loop(float *dpre, float *act, const float *dout,
                                           const float *pre, int64_t n)
 {
@@ -30,14 +30,16 @@ CPU_CLONES static void gelu_gradient_loop(float *dpre, float *act, const float *
         f32x8 x = lanes_load(pre + i);
         normal8(&distribution, &density, x);
         lanes_store(dpre + i, lanes_load(dout + i) * (distribution + x * density));
-        lanes_store(act + i, x * distribution);
+        if (act != NULL)
+            lanes_store(act + i, x * distribution);
     }
     if (i < n) {
         f32x8 x = lanes_load_tail(pre + i, n - i, 0.0f);
         f32x8 dy = lanes_load_tail(dout + i, n - i, 0.0f);
         normal8(&distribution, &density, x);
         lanes_store_tail(dpre + i, dy * (distribution + x * density), n - i);
-        lanes_store_tail(act + i, x * distribution, n - i);
+        if (act != NULL)
+            lanes_store_tail(act + i, x * distribution, n - i);
     }
 }
 
@@ -58,8 +60,8 @@ static void backward_piece(void *context, int64_t first, int64_t end, int worker
 {
     const struct gelu *g = context;
     (void)worker;
-    gelu_gradient_loop(g->out + first, g->act + first, g->dout + first, g->pre + first,
-                       end - first);
+    gelu_gradient_loop(g->out + first, g->act == NULL ? NULL : g->act + first, g->dout + first,
+                       g->pre + first, end - first);
 }
 
 enum status gelu_forward_cpu(struct stream *s, struct tensor out, struct tensor pre)

@@ -4,8 +4,8 @@
  * forward    two packs a thread, element i of the tensor once. Bytes: each element read and written
  *            once
  * backward   a block takes 32 packs of columns and COLUMN_ROWS rows (see cuda_common.cuh), so that
- *            it has its part of the bias gradient at hand. Bytes: two elements read, two written,
- *            and the partial sums
+ *            it has its part of the bias gradient at hand. Bytes: two elements read, two written
+ *            (one where act is not wanted), and the partial sums
  *
  * Both are bound by memory if the normal distribution is cheap enough: in the time that an H200
  * takes to read and write a bf16 element it issues 27 instructions for one. With ten terms and the
@@ -20,27 +20,23 @@ enum { GELU_THREADS = 256, GELU_PACKS = 2, GELU_ROWS_AT_ONCE = 2 };
  *
  *     Phi(-a) = exp(-a^2 / 2) t p(t),  t = 1 / (1 + k a),  a >= 0
  *
- * with as many terms as the result deserves: 10 for fp32 (relative error 2^-24), 7 for the sums of
- * a bias gradient (2^-20.3), 5 where all that is kept is a bf16, which has 2^-9 (2^-15.1). The
- * shorter ones are fitted to the smallest relative error over 0 <= a <= 13.5, each with the best k
- * of a dozen. a^2 is not split here, so the relative error of the tail grows as 2^-24 a^2 / 2.
+ * with as many terms as the result deserves: 10 for fp32 (relative error 2^-24), 7 for bf16 and its
+ * sums in a bias gradient (2^-20.3). The shorter one is fitted to the smallest relative error over
+ * 0 <= a <= 13.5, with the best k of a dozen. Forward and backward have the same terms, so that
+ * gelu(pre) has the same bits in both. a^2 is not split here, so the relative error of the tail
+ * grows as 2^-24 a^2 / 2.
  */
-enum gelu_terms { GELU_BF16 = 5, GELU_BF16_SUMS = 7, GELU_F32 = 10 };
+enum gelu_terms { GELU_BF16 = 7, GELU_F32 = 10 };
 
 template <int TERMS> __device__ inline float tail_scale()
 {
-    return TERMS == GELU_BF16 ? 0.375f : TERMS == GELU_BF16_SUMS ? 0.36f : 0.25f;
+    return TERMS == GELU_BF16 ? 0.36f : 0.25f;
 }
 
 /* p(t) */
 template <int TERMS> __device__ inline float tail_terms(float t)
 {
     if constexpr (TERMS == GELU_BF16) {
-        float p = t * -9.098516006e-2f + 2.010431561e-1f;
-        p = p * t + 8.297415722e-2f;
-        p = p * t + 1.579200386e-1f;
-        return p * t + 1.490411346e-1f;
-    } else if constexpr (TERMS == GELU_BF16_SUMS) {
         float p = t * 4.734455982e-2f - 1.807516278e-1f;
         p = p * t + 1.822975653e-1f;
         p = p * t + 2.562383261e-2f;
@@ -102,8 +98,8 @@ __global__ static void gelu_forward_kernel(E *out, const E *pre, int64_t n)
 }
 
 struct gelu_backward_args {
-    void *dpre, *act;
-    float *partial; /* (parts, columns); NULL: no bias gradient */
+    void *dpre, *act; /* act NULL: not wanted */
+    float *partial;   /* (parts, columns); NULL: no bias gradient */
     const void *dout, *pre;
     int64_t rows, columns;
 };
@@ -127,7 +123,7 @@ template <typename E, int W>
 __global__ static void __launch_bounds__(COLUMN_THREADS, 4)
     gelu_backward_kernel(struct gelu_backward_args a)
 {
-    constexpr int TERMS = sizeof(E) == sizeof(float) ? GELU_F32 : GELU_BF16_SUMS;
+    constexpr int TERMS = sizeof(E) == sizeof(float) ? GELU_F32 : GELU_BF16;
     int64_t c0 = (int64_t)blockIdx.x * 32 * W, c = c0 + (threadIdx.x % 32) * W;
     int64_t row = (int64_t)blockIdx.y * COLUMN_ROWS + threadIdx.x / 32;
     int64_t end = min((int64_t)(blockIdx.y + 1) * COLUMN_ROWS, a.rows);
@@ -153,7 +149,8 @@ __global__ static void __launch_bounds__(COLUMN_THREADS, 4)
             unpack(x, pre[k]);
             gelu_backward_pack<TERMS, W>(d, x, sum);
             store_pack<E, W>((E *)a.dpre + at, d);
-            store_pack<E, W>((E *)a.act + at, x);
+            if (a.act)
+                store_pack<E, W>((E *)a.act + at, x);
         }
     }
     if (a.partial)

@@ -7,8 +7,8 @@
  *
  * Forward takes tensors of any one shape, backward (T, F), dbias (F). A linear layer stands before
  * it, whose bias gradient is dbias, and one behind it, whose weight gradient takes act: backward
- * reads pre and dout once and makes all that the two need, and forward's output need not be kept.
- * dpre may be dout, act may be pre.
+ * reads pre and dout once and makes all that the two need, and forward's output need not be kept:
+ * act has its bits. Where it was kept, act.data is NULL. dpre may be dout, act may be pre.
  *
  * CPU: engine/ops/lanes.h; the forward error is below 6 ulp of the result for |pre| <= 13, the
  * backward one below 4 * 2^-24 * max(|gelu'|, 1).

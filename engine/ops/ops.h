@@ -158,7 +158,7 @@ struct ops {
     /* out = pre * Phi(pre), Phi by erf. */
     enum status (*gelu_forward)(struct stream *s, struct tensor out, struct tensor pre);
     /* dpre (T, F) = dout * gelu'(pre), act = gelu(pre), dbias (F) = (add ? dbias : 0) + column sums
-     * of dpre. dpre may be dout, act may be pre. */
+     * of dpre. dpre may be dout, act may be pre; act.data NULL: not wanted. */
     enum status (*gelu_backward)(struct stream *s, struct tensor dpre, struct tensor act,
                                  struct tensor dbias, struct tensor dout, struct tensor pre,
                                  bool add);

@@ -48,7 +48,9 @@ static void describe(const struct trainer *t)
              "  overlap %s  update %s  recompute %s  %s",
              t->setup.spec.zero_stage, reduce == REDUCE_PER_STEP ? "per step" : "per micro-batch",
              c->train.prefetch, c->train.overlap ? "on" : "off", t->plan.late ? "late" : "early",
-             c->train.recompute == RECOMPUTE_BLOCK ? "blocks" : "off",
+             c->train.recompute == RECOMPUTE_BLOCK  ? "blocks"
+             : c->train.recompute == RECOMPUTE_GELU ? "GELU"
+                                                    : "off",
              c->data.padded ? "padded batches" : "packed batches");
     if (t->stage_reason[0] != '\0')
         log_info("run", "%s", t->stage_reason);
