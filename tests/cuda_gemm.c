@@ -247,7 +247,7 @@ static void a_measured_plan_is_right_and_comes_back_from_its_text(void **state)
     size_t bytes = 0;
     run_all(false);
     assert_int_equal(gemm_plan_missing(gpu), PRODUCTS);
-    make(&plan, &measured, 10.0);
+    make(&plan, &measured, 3600.0);
     assert_int_equal(measured.products, 3 * PRODUCTS);
     assert_int_equal(measured.skipped, 0);
     assert_int_equal(plan.count, 3 * PRODUCTS);
@@ -261,7 +261,7 @@ static void a_measured_plan_is_right_and_comes_back_from_its_text(void **state)
     run_all(true);
     assert_int_equal(gemm_plan_missing(gpu), 0);
     printf("%d of %d products not with the first candidate\n", measured.changed, plan.count);
-    make(&again, &measured, 10.0); /* nothing is left to do */
+    make(&again, &measured, 3600.0); /* nothing is left to do */
     assert_int_equal(measured.products, 0);
     gemm_plan_install(gpu, NULL);
     mem_free(&text);
@@ -310,7 +310,7 @@ static void products_may_aim_at_a_part_of_the_card(void **state)
     int32_t aim = (int32_t)plan.card.multiprocessors - 12;
     gemm_plan_aim(gpu, aim);
     run_all(false);
-    make(&plan, &measured, 10.0);
+    make(&plan, &measured, 3600.0);
     for (int i = 0; i < plan.count; i++)
         assert_int_equal(plan.entries[i].key.sm, aim);
     gemm_plan_install(gpu, &plan);
