@@ -6,22 +6,35 @@
 
 /* ---- live intervals ---- */
 
+/* BACKWARD of a look-up table: it takes a moment, and nothing hides behind it. */
+static bool is_brief(const struct instr *in)
+{
+    return in->op == OP_BACKWARD && program_operand(in, ROLE_PARAM) == NULL;
+}
+
 /*
  * The last instruction of the life of a buffer that @last is the last to touch. Where that is a
- * REDUCE, the life goes on until the next BACKWARD has ended: else that one would take the memory
- * for its own gradient and wait for the REDUCE, which so would hide behind nothing. In the next
- * micro-batch it is half of FORWARD, which needs less memory than what follows.
+ * REDUCE, the life goes on until the next BACKWARD has ended, and the brief ones behind it: else
+ * that one would take the memory for its own gradient and wait for the REDUCE, which so would hide
+ * behind nothing. In the next micro-batch it is half of FORWARD, which needs less memory than what
+ * follows.
  */
 static int hold(const struct program *p, int last, int middle_unit)
 {
     if (p->instrs[last].op != OP_REDUCE)
         return last;
+    int end = last;
     for (int i = last + 1; i < p->instr_count; i++) {
         const struct instr *in = &p->instrs[i];
-        if (in->op == OP_BACKWARD || (in->op == OP_FORWARD && in->unit == middle_unit))
-            return i;
+        if (in->op == OP_FORWARD && in->unit == middle_unit)
+            return end > last ? end : i;
+        if (in->op != OP_BACKWARD)
+            continue;
+        if (end > last && !is_brief(in))
+            break;
+        end = i;
     }
-    return last;
+    return end;
 }
 
 static void find_intervals(struct program *p, int unit_count)

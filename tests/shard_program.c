@@ -640,6 +640,37 @@ static void a_first_use_waits_for_the_last_uses_of_its_memory(void **state)
     }
 }
 
+/* The first block's REDUCE is under way then, and the tables' own can only begin behind theirs. */
+static void a_tables_backward_waits_for_no_reduction_of_the_last_blocks(void **state)
+{
+    static struct spec_case c;
+    (void)state;
+    for (int stage = 0; stage < 4; stage++)
+        for (int rows = 512; rows <= 4096; rows += 512) {
+            struct plan plan = {0};
+            struct account account;
+            struct spec_sizes sizes = spec_bert_large;
+            int tables = 0, read[2] = {-1, -1}; /* the last BACKWARDs that read parameters */
+            sizes.rows = rows;
+            spec_bert(&c, &sizes, DTYPE_BF16, stage, 4);
+            assert_ok(plan_build(&plan, &account, &c.spec));
+            const struct program *p = &plan.programs[PROGRAM_STEP];
+            for (int i = 0; i < p->instr_count; i++) {
+                if (p->instrs[i].op != OP_BACKWARD)
+                    continue;
+                if (program_operand(&p->instrs[i], ROLE_PARAM) == NULL) {
+                    assert_true(p->instrs[i].wait[ON_REDUCE] < read[0]);
+                    tables++;
+                } else {
+                    read[0] = read[1];
+                    read[1] = i;
+                }
+            }
+            assert_int_equal(tables, c.parts);
+            plan_release(&plan);
+        }
+}
+
 /* The checker sees a missing wait: of those of collectives nearly all are needed. */
 static void a_wait_that_is_taken_away_is_found(void **state)
 {
@@ -815,6 +846,7 @@ int main(void)
         cmocka_unit_test(b31_b49_every_value_that_is_read_is_the_right_one),
         cmocka_unit_test(conflicting_accesses_are_ordered_on_streams_and_in_one_thread),
         cmocka_unit_test(a_first_use_waits_for_the_last_uses_of_its_memory),
+        cmocka_unit_test(a_tables_backward_waits_for_no_reduction_of_the_last_blocks),
         cmocka_unit_test(a_wait_that_is_taken_away_is_found),
         cmocka_unit_test(collectives_are_those_of_the_stage),
         cmocka_unit_test(at_most_prefetch_and_two_units_are_gathered_at_once),

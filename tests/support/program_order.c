@@ -121,7 +121,7 @@ int program_refill(const struct program *p, int buffer)
 
 int program_life_end(const struct program *p, int buffer, int unit_count)
 {
-    int last = -1, next = -1, anew = program_refill(p, buffer);
+    int last = -1, next = -1, after = -1, anew = program_refill(p, buffer);
     for (int i = 0; i < anew && i < p->instr_count; i++)
         for (int k = 0; k < p->instrs[i].operand_count; k++)
             if (p->instrs[i].operands[k].buffer == buffer)
@@ -130,9 +130,16 @@ int program_life_end(const struct program *p, int buffer, int unit_count)
         return last < 0 ? last : p->instr_count - 1;
     if (last < 0 || p->instrs[last].op != OP_REDUCE)
         return last;
-    for (int i = p->instr_count - 1; i > last; i--)
-        if (p->instrs[i].op == OP_BACKWARD ||
-            (p->instrs[i].op == OP_FORWARD && p->instrs[i].unit == unit_count / 2))
-            next = i;
+    for (int i = p->instr_count - 1; i > last; i--) {
+        const struct instr *in = &p->instrs[i];
+        if (in->op == OP_FORWARD && in->unit == unit_count / 2)
+            next = i, after = -1;
+        if (in->op != OP_BACKWARD)
+            continue;
+        /* A table's, if it comes right behind, is as good as the end of this one. */
+        bool table = after >= 0 && program_operand(&p->instrs[after], ROLE_PARAM) == NULL;
+        next = table ? next : i;
+        after = i;
+    }
     return next > last ? next : last;
 }

@@ -30,8 +30,8 @@ int program_first_race(const struct program *p, enum order_rule rule, bool place
 int program_refill(const struct program *p, int buffer);
 
 /** program_life_end() - the last instruction in a buffer's life: its last use or, if that is a
- * REDUCE, the next BACKWARD or FORWARD of the middle unit. Of a carried buffer it is the last use
- * before its refill, in a flush the end. -1: none. */
+ * REDUCE, the next BACKWARD (with those of look-up tables behind it) or FORWARD of the middle unit.
+ * Of a carried buffer it is the last use before its refill, in a flush the end. -1: none. */
 int program_life_end(const struct program *p, int buffer, int unit_count);
 
 C_END
