@@ -18,8 +18,8 @@
  * its REDUCE at every stage where nobody reads it later; without accumulation stages 1 and 2
  * therefore need the same memory. What a REDUCE reads last is held until the next BACKWARD has
  * ended and those of look-up tables behind it, or half of the next FORWARD (at most one more unit's
- * gradient while there are activations): taken at once, its memory would make that BACKWARD wait for
- * the REDUCE, and nothing would overlap.
+ * gradient while there are activations): taken at once, its memory would make that BACKWARD wait
+ * for the REDUCE, and nothing would overlap.
  *
  * A program is one turn of a loop. live_in and live_out (buffers carried from turn to turn) are
  * equal; PROLOGUE makes them, FLUSH ends them, and these two surround evaluations and saves.

@@ -249,6 +249,7 @@ static void replays_take_no_more_memory(void **state)
     assert_ok(stream_sync(c));
     assert_ok(device_memory_used(gpu, &after));
     assert_int_equal(before, after);
+    assert_int_equal(device_progress(gpu, STREAM_COMPUTE), 499); /* marks keep their order */
     graph_close(&graph);
     device_free(gpu, &memory);
 }
@@ -257,20 +258,24 @@ static void a_broken_capture_is_an_error_and_the_stream_goes_on(void **state)
 {
     (void)state;
     NEEDS_GPU();
+    void *memory = NULL;
     struct event fork = {0};
     struct graph *graph = NULL;
     struct stream *c = stream(STREAM_COMPUTE), *r = stream(STREAM_REDUCE);
+    assert_ok(device_alloc(gpu, &memory, 256));
     assert_ok(event_open(gpu, &fork));
     assert_ok(stream_capture_begin(c));
     assert_ok(event_record(&fork, c));
     assert_ok(stream_wait(r, &fork));
-    assert_ok(device_mark(r, 1)); /* never joined */
+    assert_ok(device_mark(r, 1));
+    assert_ok(device_fill(r, memory, 0, 256)); /* never joined */
     assert_int_equal(stream_capture_end(c, &graph), ST_DEVICE);
     assert_null(graph);
     assert_ok(device_mark(c, 21));
     assert_ok(stream_sync(c));
     assert_int_equal(device_progress(gpu, STREAM_COMPUTE), 21);
     event_close(&fork);
+    device_free(gpu, &memory);
 }
 
 static void timers_measure_the_stream(void **state)

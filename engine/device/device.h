@@ -57,6 +57,7 @@ struct stream {
     size_t workspace_bytes;
     struct event here; /* of stream_follow() */
     void *pending;     /* CUDA: sums that engine/ops has yet to finish, owned by it (columns.cu) */
+    void *last_mark;   /* CUDA: the last node of device_mark() in the capture that is under way */
 };
 
 /* A moment on a stream. */
@@ -198,8 +199,9 @@ MUST_CHECK enum status device_copy(struct stream *s, void *out, const void *in, 
 MUST_CHECK enum status device_fill(struct stream *s, void *out, int byte, size_t bytes);
 
 /**
- * device_mark() - write @value to the stream's progress word when the stream comes to here. May be
- * captured. A watchdog reads it with device_progress() to say where a rank stands.
+ * device_mark() - write @value to the stream's progress word when the stream comes to here. A
+ * watchdog reads it with device_progress() to say where a rank stands. In a capture nothing on the
+ * stream waits for it.
  */
 MUST_CHECK enum status device_mark(struct stream *s, uint32_t value);
 

@@ -250,6 +250,8 @@ static enum status fill(struct stream *s, void *out, int byte, size_t bytes)
 /* Thread-local: NCCL's own threads may call CUDA while this one captures. */
 static enum status capture_begin(struct stream *s)
 {
+    for (int i = 0; i < STREAM_COUNT; i++)
+        s->device->streams[i].last_mark = NULL;
     return CUDA(cudaStreamBeginCapture(stream_of(s), cudaStreamCaptureModeThreadLocal));
 }
 
@@ -294,7 +296,7 @@ static void close_graph(struct graph *g)
 
 static enum status mark(struct stream *s, uint32_t value)
 {
-    return mark_launch(s->handle, &s->device->progress->word[s->id], value);
+    return mark_launch(s->handle, &s->last_mark, &s->device->progress->word[s->id], value);
 }
 
 static enum status timer_open(struct device *device, struct device_timer *t)

@@ -1,5 +1,7 @@
 #include "engine/device/mark.h"
 
+#include <string.h>
+
 #include "engine/device/cuda_check.h"
 
 /* A kernel and not a copy: a captured copy would need host memory for each value, and it would
@@ -10,9 +12,43 @@ static __global__ void mark_kernel(volatile uint32_t *word, uint32_t value)
     __threadfence_system();
 }
 
-enum status mark_launch(void *stream, uint32_t *word, uint32_t value)
+/* In a capture: the node waits for what @stream has come to, and for the mark before it. */
+static enum status mark_beside(cudaGraph_t graph, const cudaGraphNode_t *behind, size_t count,
+                               void **last, uint32_t *word, uint32_t value)
 {
-    mark_kernel<<<1, 1, 0, (cudaStream_t)stream>>>(word, value);
+    enum { MOST = 32 };
+    cudaGraphNode_t all[MOST], node = NULL;
+    cudaKernelNodeParams kernel = {};
+    void *arguments[] = {&word, &value};
+    if (count >= MOST)
+        return FAIL(DEVICE, "a mark behind %zu nodes of a graph; %d are the most", count, MOST - 1);
+    memcpy(all, behind, count * sizeof *all);
+    if (*last != NULL)
+        all[count++] = (cudaGraphNode_t)*last;
+    kernel.func = (void *)mark_kernel;
+    kernel.gridDim = kernel.blockDim = dim3(1);
+    kernel.kernelParams = arguments;
+    TRY(CUDA(cudaGraphAddKernelNode(&node, graph, all, count, &kernel)));
+    *last = node;
+    return ST_OK;
+}
+
+enum status mark_launch(void *stream, void **last, uint32_t *word, uint32_t value)
+{
+    cudaStream_t s = (cudaStream_t)stream;
+    cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
+    cudaGraph_t graph = NULL;
+    const cudaGraphNode_t *behind = NULL;
+    size_t count = 0;
+#if CUDART_VERSION >= 13000
+    const cudaGraphEdgeData *edges = NULL;
+    TRY(CUDA(cudaStreamGetCaptureInfo(s, &capturing, NULL, &graph, &behind, &edges, &count)));
+#else
+    TRY(CUDA(cudaStreamGetCaptureInfo_v2(s, &capturing, NULL, &graph, &behind, &count)));
+#endif
+    if (capturing == cudaStreamCaptureStatusActive)
+        return mark_beside(graph, behind, count, last, word, value);
+    mark_kernel<<<1, 1, 0, s>>>(word, value);
     return CUDA(cudaGetLastError());
 }
 

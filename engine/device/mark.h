@@ -12,9 +12,14 @@
 
 C_BEGIN
 
-/** mark_launch() - *word = value when @stream (a cudaStream_t) comes to it; may be captured.
- * @word: in pinned host memory that the device can write. */
-MUST_CHECK enum status mark_launch(void *stream, uint32_t *word, uint32_t value);
+/**
+ * mark_launch() - *word = value when @stream (a cudaStream_t) comes to it.
+ * @last: the stream's last mark in the capture that is under way, NULL before the first; kept up to
+ * date. In a capture nothing waits for a mark but the next one: what follows on the stream begins
+ * as if there were none, and the graph ends when its marks are written, too.
+ * @word: in pinned host memory that the device can write.
+ */
+MUST_CHECK enum status mark_launch(void *stream, void **last, uint32_t *word, uint32_t value);
 
 enum { FILL_KERNEL_BYTES = 64 * 1024 };
 
