@@ -262,6 +262,7 @@ static enum status capture_end(struct stream *s, struct graph **out)
     struct graph *g = NULL;
     *out = NULL;
     TRY(CUDA(cudaStreamEndCapture(stream_of(s), &graph)));
+    TRY_GOTO(st, out, fill_nodes(graph));
     TRY_GOTO(st, out, mem_alloc(&g, sizeof *g));
     g->device = s->device;
     /* Without the flag all nodes would get the priority of the stream they are launched on. */

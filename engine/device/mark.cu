@@ -2,6 +2,7 @@
 
 #include <string.h>
 
+#include "engine/base/arena.h"
 #include "engine/device/cuda_check.h"
 
 /* A kernel and not a copy: a captured copy would need host memory for each value, and it would
@@ -62,12 +63,78 @@ static __global__ void fill_kernel(unsigned char *out, int byte, size_t bytes)
         out[i] = (unsigned char)byte;
 }
 
+static unsigned fill_blocks(size_t bytes)
+{
+    return (unsigned)((bytes + 4 * FILL_THREADS - 1) / (4 * FILL_THREADS));
+}
+
 enum status fill_launch(void *stream, void *out, int byte, size_t bytes)
 {
-    unsigned blocks = (unsigned)((bytes + 4 * FILL_THREADS - 1) / (4 * FILL_THREADS));
-    fill_kernel<<<blocks, FILL_THREADS, 0, (cudaStream_t)stream>>>((unsigned char *)out, byte,
-                                                                   bytes);
+    fill_kernel<<<fill_blocks(bytes), FILL_THREADS, 0, (cudaStream_t)stream>>>((unsigned char *)out,
+                                                                               byte, bytes);
     return CUDA(cudaGetLastError());
+}
+
+#if CUDART_VERSION >= 13000
+#define EDGES , NULL /* of no kind but the one that waits in full */
+#else
+#define EDGES
+#endif
+
+/* One that clears little: a kernel with the same neighbours in its place. */
+static enum status replace_clear(cudaGraph_t graph, cudaGraphNode_t clear, int priority)
+{
+    enum { MOST = 64 };
+    cudaGraphNode_t before[MOST], behind[MOST], from[MOST], node = NULL;
+    size_t count = MOST, followers = MOST;
+    struct cudaMemsetParams p = {};
+    TRY(CUDA(cudaGraphMemsetNodeGetParams(clear, &p)));
+    size_t bytes = p.width * p.elementSize;
+    if (p.height != 1 || p.value != 0 || bytes > FILL_KERNEL_BYTES)
+        return ST_OK;
+    TRY(CUDA(cudaGraphNodeGetDependencies(clear, NULL EDGES, &count)));
+    TRY(CUDA(cudaGraphNodeGetDependentNodes(clear, NULL EDGES, &followers)));
+    if (count > MOST || followers > MOST)
+        return ST_OK;
+    TRY(CUDA(cudaGraphNodeGetDependencies(clear, before EDGES, &count)));
+    TRY(CUDA(cudaGraphNodeGetDependentNodes(clear, behind EDGES, &followers)));
+    int byte = 0;
+    void *arguments[] = {&p.dst, &byte, &bytes};
+    cudaKernelNodeParams kernel = {};
+    kernel.func = (void *)fill_kernel;
+    kernel.gridDim = dim3(fill_blocks(bytes));
+    kernel.blockDim = dim3(FILL_THREADS);
+    kernel.kernelParams = arguments;
+    TRY(CUDA(cudaGraphAddKernelNode(&node, graph, before, count, &kernel)));
+    cudaKernelNodeAttrValue value = {};
+    value.priority = priority;
+    TRY(CUDA(cudaGraphKernelNodeSetAttribute(node, cudaKernelNodeAttributePriority, &value)));
+    for (size_t i = 0; i < followers; i++)
+        from[i] = node;
+    TRY(CUDA(cudaGraphAddDependencies(graph, from, behind EDGES, followers)));
+    return CUDA(cudaGraphDestroyNode(clear));
+}
+
+enum status fill_nodes(void *graph)
+{
+    enum status st = ST_OK;
+    cudaGraph_t g = (cudaGraph_t)graph;
+    cudaGraphNode_t *nodes = NULL;
+    size_t count = 0;
+    int least = 0, greatest = 0;
+    TRY(CUDA(cudaDeviceGetStreamPriorityRange(&least, &greatest)));
+    TRY(CUDA(cudaGraphGetNodes(g, NULL, &count)));
+    TRY(mem_alloc(&nodes, (count + 1) * sizeof *nodes));
+    TRY_GOTO(st, out, CUDA(cudaGraphGetNodes(g, nodes, &count)));
+    for (size_t i = 0; i < count; i++) {
+        enum cudaGraphNodeType type;
+        TRY_GOTO(st, out, CUDA(cudaGraphNodeGetType(nodes[i], &type)));
+        if (type == cudaGraphNodeTypeMemset)
+            TRY_GOTO(st, out, replace_clear(g, nodes[i], greatest));
+    }
+out:
+    mem_free(&nodes);
+    return st;
 }
 
 /* Thread t of all: element t. */

@@ -27,6 +27,11 @@ enum { FILL_KERNEL_BYTES = 64 * 1024 };
  * behind a node of cudaMemset() begins 4 us after it, behind another kernel 1 us. */
 MUST_CHECK enum status fill_launch(void *stream, void *out, int byte, size_t bytes);
 
+/** fill_nodes() - the same for what libraries clear: cuBLASLt does so before a product that takes
+ * its tiles by a counter. Of @graph (a cudaGraph_t), nodes that clear at most FILL_KERNEL_BYTES
+ * become kernels with the same edges. */
+MUST_CHECK enum status fill_nodes(void *graph);
+
 enum { COPY_KERNEL_BYTES = 128 * 1024 };
 
 /** copy_launch() - @bytes, at most COPY_KERNEL_BYTES, from @in to @out, which the device can both
