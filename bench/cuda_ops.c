@@ -123,10 +123,9 @@ static enum status linear_data(struct work *w, struct cost *c)
 static enum status linear_weight(struct work *w, struct cost *c)
 {
     struct tensor dy = half2(w, w->T, w->N), x = half2(w, w->T, w->K), dw = full2(w, w->N, w->K);
-    struct tensor dbias = full1(w, w->N);
     c->operations = gemm_cost(w);
-    c->bytes = 2.0 * (double)(2 * w->T * w->N + w->T * w->K) + 4.0 * (double)(w->N * w->K);
-    return w->a.base ? op_linear_backward_weight(w->b->s, dw, dbias, dy, x, false) : ST_OK;
+    c->bytes = 2.0 * (double)(w->T * w->N + w->T * w->K) + 4.0 * (double)(w->N * w->K);
+    return w->a.base ? op_linear_backward_weight(w->b->s, dw, dy, x, false) : ST_OK;
 }
 
 static enum status gelu_forward(struct work *w, struct cost *c)

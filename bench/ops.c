@@ -180,7 +180,7 @@ static enum status run_data(struct bench *b)
 
 static enum status run_weight(struct bench *b)
 {
-    return op_linear_backward_weight(b->s, b->dw, b->none, b->wide, b->x, false);
+    return op_linear_backward_weight(b->s, b->dw, b->wide, b->x, false);
 }
 
 static enum status run_attention(struct bench *b)

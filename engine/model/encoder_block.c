@@ -207,7 +207,7 @@ static enum status ffn_backward(const struct block *k, struct tensor dx, struct 
                                 struct tensor dff, struct tensor dpre)
 {
     bool add = k->call->grads_add;
-    const struct tensor none = {0}; /* bias gradients are made where dy is */
+    const struct tensor none = {0};
     TRY(op_residual_norm_backward(k->stream, dx, dff, grad(k, LN2_GAMMA), grad(k, LN2_BETA),
                                   grad(k, FC2_B), dout, k->z2, k->stats2, param(k, LN2_GAMMA),
                                   k->call->sequences, dropout(k, SITE_FFN_OUTPUT), add));
@@ -217,8 +217,8 @@ static enum status ffn_backward(const struct block *k, struct tensor dx, struct 
     TRY(op_gelu_backward(k->stream, dpre, kept ? none : gelu, grad(k, FC1_B), dpre, k->pre, add));
     struct stream *side = NULL; /* two products that leave a part of a card idle, at once */
     TRY(op_side_begin(&side, k->stream));
-    TRY(op_linear_backward_weight(side, grad(k, FC2_W), none, dff, gelu, add));
-    TRY(op_linear_backward_weight(k->stream, grad(k, FC1_W), none, dpre, k->ln1, add));
+    TRY(op_linear_backward_weight(side, grad(k, FC2_W), dff, gelu, add));
+    TRY(op_linear_backward_weight(k->stream, grad(k, FC1_W), dpre, k->ln1, add));
     TRY(op_linear_backward_data(k->stream, dx, dpre, param(k, FC1_W), true));
     return op_side_end(k->stream);
 }
@@ -228,7 +228,6 @@ static enum status attention_backward(const struct block *k, struct tensor dx, s
                                       struct tensor dattn, struct tensor dqkv)
 {
     bool add = k->call->grads_add;
-    const struct tensor none = {0};
     TRY(op_residual_norm_backward(k->stream, dx, dproj, grad(k, LN1_GAMMA), grad(k, LN1_BETA),
                                   grad(k, PROJ_B), dx, k->z1, k->stats1, param(k, LN1_GAMMA),
                                   k->call->sequences, dropout(k, SITE_ATTENTION_OUTPUT), add));
@@ -236,13 +235,13 @@ static enum status attention_backward(const struct block *k, struct tensor dx, s
     struct stream *side = NULL;
     TRY(op_side_begin(&side, k->stream));
     TRY(op_finish_sums(side));
-    TRY(op_linear_backward_weight(side, grad(k, PROJ_W), none, dproj, k->attn, add));
+    TRY(op_linear_backward_weight(side, grad(k, PROJ_W), dproj, k->attn, add));
     TRY(op_linear_backward_data(k->stream, dattn, dproj, param(k, PROJ_W), false));
     TRY(op_attention_backward(k->stream, dqkv, grad(k, QKV_B), dattn, k->attn, k->lse, k->qkv,
                               k->call->sequences, (int)k->m->dims.heads, dropout(k, SITE_ATTENTION),
                               add));
     TRY(op_finish_sums(side)); /* that of qkv's bias */
-    TRY(op_linear_backward_weight(k->stream, grad(k, QKV_W), none, dqkv, k->x, add));
+    TRY(op_linear_backward_weight(k->stream, grad(k, QKV_W), dqkv, k->x, add));
     TRY(op_linear_backward_data(k->stream, dx, dqkv, param(k, QKV_W), true));
     return op_side_end(k->stream);
 }

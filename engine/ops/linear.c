@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "engine/base/arena.h"
-#include "engine/ops/columns.h"
 #include "engine/ops/pieces.h"
 
 enum {
@@ -108,8 +107,8 @@ enum status linear_backward_data_cpu(struct stream *s, struct tensor dx, struct 
     return ST_OK;
 }
 
-enum status linear_backward_weight_cpu(struct stream *s, struct tensor dw, struct tensor dbias,
-                                       struct tensor dy, struct tensor x, bool add)
+enum status linear_backward_weight_cpu(struct stream *s, struct tensor dw, struct tensor dy,
+                                       struct tensor x, bool add)
 {
     int rows = (int)dy.shape[0], out = (int)dy.shape[1], in = (int)x.shape[1];
     struct product p = {.trans_a = CblasTrans,
@@ -128,7 +127,5 @@ enum status linear_backward_weight_cpu(struct stream *s, struct tensor dw, struc
         product_run(s, &p);
     else if (dw.data && !add)
         memset(dw.data, 0, tensor_bytes(dw));
-    if (dbias.data)
-        columns_sum_cpu(s, dbias.data, dy.data, rows, out, add);
     return ST_OK;
 }

@@ -1,8 +1,8 @@
 /*
  * engine/ops/linear.cu - CUDA backend of linear.h: cuBLASLt products by plan (gemm_plan.h).
  *
- * The bias is added in the product's epilogue, before the one rounding of y. The bias gradient is
- * our own ordered column sum. Without rows (T = 0) no product runs; a set writes zeros.
+ * The bias is added in the product's epilogue, before the one rounding of y. Without rows (T = 0)
+ * no product runs; a set writes zeros.
  */
 #include "engine/ops/cuda_common.cuh"
 #include "engine/ops/gemm_plan.h"
@@ -25,15 +25,13 @@ enum status cuda_linear_backward_data(struct stream *s, struct tensor dx, struct
     return gemm_run(s, GEMM_BACKWARD_DATA, dx, dy, w, NULL, T, N, K, add);
 }
 
-enum status cuda_linear_backward_weight(struct stream *s, struct tensor dw, struct tensor dbias,
-                                        struct tensor dy, struct tensor x, bool add)
+enum status cuda_linear_backward_weight(struct stream *s, struct tensor dw, struct tensor dy,
+                                        struct tensor x, bool add)
 {
     int64_t T = dy.shape[0], N = dy.shape[1], K = x.shape[1];
     if (dw.data && T > 0)
-        TRY(gemm_run(s, GEMM_BACKWARD_WEIGHT, dw, dy, x, NULL, T, N, K, add));
-    else if (dw.data && !add)
-        TRY(CUDA(cudaMemsetAsync(dw.data, 0, tensor_bytes(dw), stream_cuda(s))));
-    if (dbias.data)
-        TRY(columns_sum(s, (float *)dbias.data, dy, NULL, 0, add));
+        return gemm_run(s, GEMM_BACKWARD_WEIGHT, dw, dy, x, NULL, T, N, K, add);
+    if (dw.data && !add)
+        return CUDA(cudaMemsetAsync(dw.data, 0, tensor_bytes(dw), stream_cuda(s)));
     return ST_OK;
 }

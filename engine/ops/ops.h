@@ -151,9 +151,9 @@ struct ops {
     /* dx (T, K) = (add ? dx : 0) + dy (T, N) w (N, K) */
     enum status (*linear_backward_data)(struct stream *s, struct tensor dx, struct tensor dy,
                                         struct tensor w, bool add);
-    /* dw (N, K) = (add ? dw : 0) + dy^T x; dbias (N) = (add ? dbias : 0) + column sums of dy */
-    enum status (*linear_backward_weight)(struct stream *s, struct tensor dw, struct tensor dbias,
-                                          struct tensor dy, struct tensor x, bool add);
+    /* dw (N, K) = (add ? dw : 0) + dy^T x; the bias's gradient comes with dy, from what makes it */
+    enum status (*linear_backward_weight)(struct stream *s, struct tensor dw, struct tensor dy,
+                                          struct tensor x, bool add);
 
     /* out = pre * Phi(pre), Phi by erf. */
     enum status (*gelu_forward)(struct stream *s, struct tensor out, struct tensor pre);
@@ -272,8 +272,7 @@ MUST_CHECK enum status op_linear_forward(struct stream *s, struct tensor y, stru
 MUST_CHECK enum status op_linear_backward_data(struct stream *s, struct tensor dx, struct tensor dy,
                                                struct tensor w, bool add);
 MUST_CHECK enum status op_linear_backward_weight(struct stream *s, struct tensor dw,
-                                                 struct tensor dbias, struct tensor dy,
-                                                 struct tensor x, bool add);
+                                                 struct tensor dy, struct tensor x, bool add);
 MUST_CHECK enum status op_gelu_forward(struct stream *s, struct tensor out, struct tensor pre);
 MUST_CHECK enum status op_gelu_backward(struct stream *s, struct tensor dpre, struct tensor act,
                                         struct tensor dbias, struct tensor dout, struct tensor pre,

@@ -37,8 +37,8 @@ enum status cuda_linear_forward(struct stream *s, struct tensor y, struct tensor
                                 struct tensor bias);
 enum status cuda_linear_backward_data(struct stream *s, struct tensor dx, struct tensor dy,
                                       struct tensor w, bool add);
-enum status cuda_linear_backward_weight(struct stream *s, struct tensor dw, struct tensor dbias,
-                                        struct tensor dy, struct tensor x, bool add);
+enum status cuda_linear_backward_weight(struct stream *s, struct tensor dw, struct tensor dy,
+                                        struct tensor x, bool add);
 enum status cuda_gelu_forward(struct stream *s, struct tensor out, struct tensor pre);
 enum status cuda_gelu_backward(struct stream *s, struct tensor dpre, struct tensor act,
                                struct tensor dbias, struct tensor dout, struct tensor pre,

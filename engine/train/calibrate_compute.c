@@ -196,14 +196,13 @@ struct layer {
 static enum status run_layer(struct bench *b, const struct layer *l)
 {
     struct stage *g = b->stage;
-    const struct tensor none = {0};
     struct tensor w = tensor_2d(g->w, b->device->param_dtype, l->to, l->from);
     struct tensor in = rows_of(b, l->in, l->from), dout = rows_of(b, l->dout, l->to);
     TRY(op_linear_forward(b->s, rows_of(b, l->out, l->to), in, w,
                           tensor_1d(g->bias, b->device->param_dtype, l->to)));
     TRY(op_linear_backward_data(b->s, rows_of(b, l->din, l->from), dout, w, false));
-    return op_linear_backward_weight(b->s, tensor_2d(g->dw, DTYPE_F32, l->to, l->from), none, dout,
-                                     in, false);
+    return op_linear_backward_weight(b->s, tensor_2d(g->dw, DTYPE_F32, l->to, l->from), dout, in,
+                                     false);
 }
 
 static enum status run_products(struct bench *b)

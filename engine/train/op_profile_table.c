@@ -95,10 +95,9 @@ TIMED(linear_backward_data, product(dy, w.shape[1]), added(dx, add) + bytes_of(d
       (s, dx, dy, w, add))
 
 TIMED(linear_backward_weight, dw.data != NULL ? product(x, dy.shape[1]) : 0,
-      added(dw, add) + bytes_of(dy) + (dw.data != NULL ? bytes_of(x) : 0),
-      (struct stream * s, struct tensor dw, struct tensor dbias, struct tensor dy, struct tensor x,
-       bool add),
-      (s, dw, dbias, dy, x, add))
+      added(dw, add) + (dw.data != NULL ? bytes_of(dy) + bytes_of(x) : 0),
+      (struct stream * s, struct tensor dw, struct tensor dy, struct tensor x, bool add),
+      (s, dw, dy, x, add))
 
 TIMED(gelu_forward, 0, bytes_of(out) + bytes_of(pre),
       (struct stream * s, struct tensor out, struct tensor pre), (s, out, pre))
