@@ -9,10 +9,10 @@ GPUs, while rounds of (every Tessera stage, every peer) are measured one after t
 the median over the rounds, and their spread.
 
 Tessera trains on windows of real questions, packed; the peers on sequences of like lengths, padded
-to 384, as their users do. --padded adds rows of Tessera with padding; --full gives both sequences of
-384 tokens, and Tessera's rows the rate of their operations. Both report the mean over
-`--steps` steps without a host synchronisation between them: metrics.jsonl has the time from report
-to report, and the host, one step ahead, only waits for the GPU.
+to 384, as their users do; full batches alone count. --padded adds rows of Tessera with padding;
+--full gives both sequences of 384 tokens, and Tessera's rows the rate of their operations. Both
+report the mean over `--steps` steps without a host synchronisation between them: metrics.jsonl has
+the time from report to report, and the host, one step ahead, only waits for the GPU.
 
 Prints each measurement as it comes and a Markdown table a cell for bench/RESULTS.md; --out FILE keeps
 every round as JSON, written anew with each. --dry-run tries the script without a GPU: the CPU build,
@@ -158,9 +158,14 @@ def tessera(cell, stage, args, folder, padded=False, alone=True):
     if not run.ok:
         print(f"tessera {cell} stage {stage}: exit code {run.rc}\n{run.tail()}", file=sys.stderr)
         return None
-    ms = [s["ms"] for s in run.steps[args.warm:]]
-    tokens = [s["tokens"] for s in run.steps[args.warm:]]
-    sequences_done = sum(s["sequences"] for s in run.steps[args.warm:])
+    # The step that ends a pass over the questions holds fewer; the peers' steps are all full.
+    steps = [s for s in run.steps[args.warm:] if s["sequences"] == int(sequences) * args.gpus]
+    if not steps:
+        print(f"tessera {cell} stage {stage}: no full step", file=sys.stderr)
+        return None
+    ms = [s["ms"] for s in steps]
+    tokens = [s["tokens"] for s in steps]
+    sequences_done = sum(s["sequences"] for s in steps)
     card = run.summary.get("card_bytes", {})
     if args.full and set(tokens) != {int(sequences) * LENGTH * args.gpus}:
         sys.exit(f"windows of --full are not full: {sorted(set(tokens))} tokens a step")
