@@ -95,7 +95,7 @@ help:
 	@echo "make check-tensorboard   a run's event file in the real TensorBoard; PYTHON= one that has it"
 	@echo "make golden     make the golden numbers again (PyPI: torch, transformers)"
 	@echo "make parity     real weights in Tessera and in transformers (PyPI): the same numbers"
-	@echo "make docs       write docs/configuration.md and the tables of docs/scaling.md"
+	@echo "make docs       write docs/configuration.md and the tables of memory.md and scaling.md there"
 	@echo "make deps       install the packages that the build needs; with MPI=1 Open MPI too"
 	@echo "make format     clang-format over the tree"
 	@sed -n 's/^# Knobs: /Knobs: /p; s/^#  *\(MPI\|D3_JS\)=/       \1=/p; s/^# DEBUG/       DEBUG/p; s/^# WERROR/       WERROR/p' Makefile

@@ -9,7 +9,7 @@
 #     steps      step times at all stages, all GPUs                bench/gpu/steps.py
 #     one        the same on one GPU, also with full sequences of 384 tokens
 #     breakdown  where a step's time goes: traces, and kernels through CUPTI
-#     variants   windows, updates, GEMM plan, collectives left out
+#     variants   windows, updates, GEMM plan, collectives left out, blocks of NCCL's kernels
 #     recipe     a whole fine-tuning; TRAIN="FILE..." EVAL=FILE name the questions
 #
 # What PyTorch does is left out where PYTHON has no torch and transformers, with a line that says so.
@@ -123,10 +123,20 @@ part_breakdown() {
         echo "SKIP: kernels: no build/gpu/lib/libkernels.so (scripts/gpu-carry.sh), or a dry run"
         return
     fi
-    CUDA_INJECTION64_PATH=$PWD/build/gpu/lib/libkernels.so TESSERA_KERNELS=$out/kernels \
-        build/gpu/run tessera train --config bench/gpu/bert-large.yaml --steps 40 --ranks 1 \
-        --output-dir "$out/kernels-run" >"$out/kernels.log" 2>&1 &&
-        "$python" bench/gpu/breakdown.py --kernels "$out"/kernels.*.csv || code=1
+    kernels one 1 16 0
+    [ "$gpus" -gt 1 ] || return 0
+    for cell in 16:0 16:1 64:0 64:3; do
+        kernels "large-${cell%:*}-stage${cell#*:}" "$gpus" "${cell%:*}" "${cell#*:}"
+    done
+}
+
+# kernels NAME RANKS SEQUENCES STAGE: every kernel of BERT-large, a file a rank.
+kernels() {
+    CUDA_INJECTION64_PATH=$PWD/build/gpu/lib/libkernels.so TESSERA_KERNELS=$out/kernels-$1 \
+        build/gpu/run tessera train --config bench/gpu/bert-large.yaml --steps 40 --ranks "$2" \
+        --set train.micro_batch="$3" --zero-stage "$4" \
+        --output-dir "$out/kernels-run-$1" >"$out/kernels-$1.log" 2>&1 &&
+        "$python" bench/gpu/breakdown.py --kernels "$out/kernels-$1".*.csv || code=1
 }
 
 part_variants() {
@@ -138,8 +148,13 @@ part_variants() {
     echo "Collectives left out: these steps compute nothing that is right."
     TESSERA_SKIP_COLLECTIVES=1
     export TESSERA_SKIP_COLLECTIVES
-    steps no-collectives large:16 --stages 0,1,3 --peers none
+    steps no-collectives large:16 large:64 base:8 --stages 0,1,3 --peers none
     unset TESSERA_SKIP_COLLECTIVES
+    echo "16 blocks for each of NCCL's symmetric kernels:"
+    NCCL_SYM_CTAS=16
+    export NCCL_SYM_CTAS
+    steps sym-ctas-16 large:16 --stages 0,1 --peers none
+    unset NCCL_SYM_CTAS
 }
 
 part_recipe() {
