@@ -43,7 +43,7 @@ def of_one_card(line):
 
 
 def main():
-    if len(sys.argv) != 2:
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
         sys.exit(__doc__)
     measured, built_in = groups_of(sys.argv[1]), groups_of(BUILT_IN)
     if 'name: "NVIDIA H200"' not in measured[""]:
