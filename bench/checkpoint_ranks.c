@@ -31,6 +31,7 @@
 #include "engine/base/file.h"
 #include "engine/base/log.h"
 #include "engine/base/out.h"
+#include "engine/ops/master.h"
 #include "engine/train/checkpoint.h"
 #include "engine/train/checkpoint_model.h"
 #include "engine/train/checkpoint_ranges.h"
@@ -172,19 +173,34 @@ static enum status unpack_state(const struct floor_run *f)
     return ST_OK;
 }
 
-/* The values of this rank's shards, also for packing. */
+/* The values of this rank's shards, also for packing; of bf16 parameters halves of the masters. */
 static enum status copy_state(const struct floor_run *f)
 {
     char *at = f->from;
     struct stream *s = &f->t->device->streams[STREAM_COPY];
     for (int u = 0; u < f->t->setup.model.unit_count; u++) {
         struct shard_view view = executor_shard(&f->t->executor, u);
-        const float *from[] = {view.master, view.adam_m, view.adam_v};
+        const float *moment[] = {view.adam_m, view.adam_v};
         size_t bytes = sizeof(float) * (size_t)view.numel;
-        for (int k = 0; k < 3; k++, at += bytes)
-            TRY(device_copy(s, at, from[k], bytes));
+        TRY(executor_copy_master(s, (float *)(void *)at, &view, 0, view.numel));
+        at += bytes;
+        for (int k = 0; k < 2; k++, at += bytes)
+            TRY(device_copy(s, at, moment[k], bytes));
     }
     return stream_sync(s);
+}
+
+/* Both halves put together, as in a save. */
+static enum status join_state(const struct floor_run *f)
+{
+    char *at = f->from;
+    for (int u = 0; u < f->t->setup.model.unit_count; u++) {
+        struct shard_view view = executor_shard(&f->t->executor, u);
+        if (view.low != NULL)
+            master_join((float *)(void *)at, (uint16_t *)(void *)f->packed, view.numel);
+        at += 3 * sizeof(float) * (size_t)view.numel;
+    }
+    return ST_OK;
 }
 
 static enum status write_file(const struct floor_run *f)
@@ -232,8 +248,9 @@ static enum status measure_floor(struct trainer *t, const struct floor_run *f)
     static const struct {
         const char *name;
         enum status (*body)(const struct floor_run *f);
-    } cases[] = {{"copy_s", copy_state},  {"pack_s", pack_state}, {"unpack_s", unpack_state},
-                 {"write_s", write_file}, {"cold_s", read_cold},  {"warm_s", read_warm}};
+    } cases[] = {{"copy_s", copy_state},     {"join_s", join_state},  {"pack_s", pack_state},
+                 {"unpack_s", unpack_state}, {"write_s", write_file}, {"cold_s", read_cold},
+                 {"warm_s", read_warm}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         TRY(comm_barrier(t->comm));
         double begun = clock_s();

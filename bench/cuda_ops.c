@@ -245,13 +245,14 @@ static int64_t block_numel(const struct work *w)
 static enum status adamw(struct work *w, struct cost *c)
 {
     int64_t n = block_numel(w);
-    struct tensor param = half1(w, n), master = full1(w, n), m = full1(w, n), v = full1(w, n);
+    struct tensor param = half1(w, n), low = half1(w, n), m = full1(w, n), v = full1(w, n);
     struct tensor grad = full1(w, n);
     struct adam_range ranges[] = {{0, n - 1024, true, false}, {n - 1024, 1024, false, false}};
-    c->bytes = 30.0 * (double)n;
-    return w->a.base ? op_adamw(w->b->s, param, master, m, v, grad, ranges, 2, 0, w->b->state,
-                                &w->b->hyper)
-                     : ST_OK;
+    low.dtype = DTYPE_U16;
+    c->bytes = 28.0 * (double)n;
+    return w->a.base
+               ? op_adamw(w->b->s, param, low, m, v, grad, ranges, 2, 0, w->b->state, &w->b->hyper)
+               : ST_OK;
 }
 
 static enum status squared_norm(struct work *w, struct cost *c)

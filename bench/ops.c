@@ -224,7 +224,7 @@ static enum status run_gelu_backward(struct bench *b)
 static enum status run_adamw(struct bench *b)
 {
     struct adam_range all = {0, b->adam[0].shape[0], true, false};
-    return op_adamw(b->s, b->none, b->adam[0], b->adam[1], b->adam[2], b->adam[3], &all, 1, 0,
+    return op_adamw(b->s, b->adam[0], b->none, b->adam[1], b->adam[2], b->adam[3], &all, 1, 0,
                     &b->state, &b->hyper);
 }
 

@@ -86,7 +86,7 @@ enum program_op {
 enum category {
     CATEGORY_PARAMETERS,
     CATEGORY_GRADIENTS,
-    CATEGORY_MASTER, /* fp32 master weights; none where the parameters are fp32 themselves */
+    CATEGORY_MASTER, /* what the parameters leave of fp32 master weights: halves; of fp32 none */
     CATEGORY_ADAM_M,
     CATEGORY_ADAM_V,
     CATEGORY_IN_FLIGHT,   /* gathered parameters, unreduced gradients, reduce temporaries */

@@ -171,7 +171,9 @@ void builder_list_shared(struct builder *b)
         size_t state_bytes = b->state_sharded ? builder_shard_bytes(b, u, DTYPE_F32)
                                               : builder_whole_bytes(b, u, DTYPE_F32);
         if (spec->param_dtype != DTYPE_F32)
-            b->master[u] = persistent(b, CATEGORY_MASTER, DTYPE_F32, u, state_bytes);
+            b->master[u] = persistent(b, CATEGORY_MASTER, DTYPE_U16, u,
+                                      b->state_sharded ? builder_shard_bytes(b, u, DTYPE_U16)
+                                                       : builder_whole_bytes(b, u, DTYPE_U16));
         if (!frozen) {
             b->adam_m[u] = persistent(b, CATEGORY_ADAM_M, DTYPE_F32, u, state_bytes);
             b->adam_v[u] = persistent(b, CATEGORY_ADAM_V, DTYPE_F32, u, state_bytes);

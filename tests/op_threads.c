@@ -125,7 +125,7 @@ static void own_loops(struct run *r)
     assert_ok(op_dropout_apply(r->s, output(r, T, C), x, &r->q, drop(r, SITE_HEAD)));
     struct adam_range ranges[] = {{0, 1000, true, false}, {1000, N - 1000, false, false}};
     struct optim_hyper hyper = {.lr = 1e-3f, .beta1 = 0.9f, .beta2 = 0.999f, .eps = 1e-8f};
-    assert_ok(op_adamw(r->s, (struct tensor){0}, output(r, N, 1), adam_m, output(r, N, 1),
+    assert_ok(op_adamw(r->s, output(r, N, 1), (struct tensor){0}, adam_m, output(r, N, 1),
                        random_tensor(r, N, 1, 8), ranges, 2, 0, &r->state, &hyper));
 }
 

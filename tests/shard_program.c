@@ -267,7 +267,7 @@ static void run_update(struct run *r, const struct instr *in)
     flat(r, program_operand(in, ROLE_ADAM_M), in->unit, DTYPE_F32, whole);
     flat(r, program_operand(in, ROLE_ADAM_V), in->unit, DTYPE_F32, whole);
     if (spec->param_dtype != DTYPE_F32)
-        flat(r, program_operand(in, ROLE_MASTER), in->unit, DTYPE_F32, whole);
+        flat(r, program_operand(in, ROLE_MASTER), in->unit, DTYPE_U16, whole);
     else
         CHECK(r, program_operand(in, ROLE_MASTER) == NULL);
     const struct operand *shard = program_operand(in, ROLE_SHARD);

@@ -444,8 +444,8 @@ static void compute_takes_flops_and_bytes_and_updates_take_bytes(void **state)
         if (in->op == OP_BACKWARD)
             CLOSE(got, work[in->unit].backward.product_flops / 1e14 + 2e9 / 1e13 + 2 * 3e-6 +
                            2e6 / 1e12);
-        if (in->op == OP_UPDATE) /* bf16 slice, master, m and v there and back; gradient there */
-            CLOSE(got, 1e-6 + ((double)c.units[in->unit].shard_numel * (2 * 2 + 3 * 8 + 4) +
+        if (in->op == OP_UPDATE) /* both halves, m and v there and back; gradient there */
+            CLOSE(got, 1e-6 + ((double)c.units[in->unit].shard_numel * (2 * 4 + 2 * 8 + 4) +
                                (double)p.buffers[SHARED_STATE].bytes) /
                                   2e12);
     }

@@ -9,7 +9,9 @@
 
 #include "engine/base/file.h"
 #include "engine/base/log.h"
+#include "engine/ops/master.h"
 #include "engine/train/model_config.h"
+#include "engine/train/snapshot.h"
 #include "io/safetensors.h"
 #include "tests/support/ranks.h"
 #include "tests/support/support.h"
@@ -74,6 +76,7 @@ struct job {
     const char *dir;
     enum status (*body)(struct trainer *t, const char *dir);
     int threads; /* of a rank; 0: one */
+    bool bf16;   /* parameters, as on a card; the CPU keeps them, but cannot compute with them */
 };
 
 static enum status rank_body(struct comm *comm, void *argument)
@@ -86,6 +89,8 @@ static enum status rank_body(struct comm *comm, void *argument)
     TRY_GOTO(
         st, out,
         device_open(&device, DEVICE_CPU, PRECISION_FP32, 0, job->threads > 0 ? job->threads : 1));
+    if (job->bf16)
+        device->param_dtype = DTYPE_BF16;
     TRY_GOTO(st, out,
              trainer_open(&trainer, &job->f->config, &job->f->data, device, comm, NULL, &options));
     if (job->body != NULL)
@@ -355,6 +360,69 @@ static void any_number_of_threads_makes_and_loads_the_same_weights(void **state)
         assert_true(is_same_model(f, "one", "many"));
         start_from(f, NULL, 11);
     }
+}
+
+/* The snapshot of a rank's shards has the numbers that model.safetensors got from them. */
+static enum status check_snapshot(struct trainer *t)
+{
+    struct comm *comm = t->comm; /* for RANK_CHECK */
+    struct snapshot s = {0};
+    float *masters = NULL, *at = NULL;
+    enum status st = snapshot_open(&s, t);
+    if (st == ST_OK)
+        st = mem_alloc(&masters, s.bytes);
+    if (st == ST_OK)
+        st = snapshot_begin(&s, t);
+    if (st == ST_OK)
+        st = snapshot_wait(&s);
+    at = s.values;
+    for (int u = 0; st == ST_OK && u < t->setup.model.unit_count; u++) {
+        struct shard_view view = executor_shard(&t->executor, u);
+        int64_t n = view.numel;
+        const uint16_t *high = view.param_whole;
+        master_take(masters, view.param_shard, view.low, n);
+        snapshot_join(&s, u, at);
+        RANK_CHECK(view.master == NULL);
+        RANK_CHECK(memcmp(at, masters, sizeof *at * (size_t)n) == 0);
+        /* The others' slices are rounded as they do it. */
+        RANK_CHECK(comm_exchange(comm, masters, at, sizeof *at * (size_t)n) == ST_OK);
+        for (int64_t i = 0; high != NULL && i < n * comm->world_size; i++) {
+            uint32_t bits;
+            memcpy(&bits, masters + i, sizeof bits);
+            RANK_CHECK(high[i] == master_high(bits));
+        }
+        at += n * snapshot_state_count(&s, u);
+    }
+    mem_free(&masters);
+    snapshot_release(&s);
+    return st;
+}
+
+static enum status save_halves(struct trainer *t, const char *dir)
+{
+    TRY(weights_save(t, dir));
+    return check_snapshot(t);
+}
+
+/* Through bf16 parameters and the lower halves, at every stage: no bit of fp32 is lost. */
+static void masters_in_halves_are_loaded_and_saved_to_the_bit(void **state)
+{
+    struct fixture *f = *state;
+    snprintf(f->config.train.freeze, sizeof f->config.train.freeze,
+             "bert.embeddings,bert.encoder.layer.0");
+    start_from(f, NULL, 1);
+    save(f, "first", 1, 0);
+    start_from(f, "first", 2);
+    for (int stage = 0; stage <= 3; stage++)
+        for (int world = 1; world <= 3; world++) {
+            char dir[512];
+            struct ranks ranks;
+            struct job job = {.f = f, .body = save_halves, .threads = world, .bf16 = true};
+            job.dir = scratch_path(&f->scratch, dir, "again");
+            run_ranks(&ranks, &job, world, stage);
+            assert_all_ok(&ranks);
+            assert_true(is_same_model(f, "first", "again"));
+        }
 }
 
 static enum status fail_behind_the_first_part(void *context, int unit, float *out, int64_t first,
@@ -769,6 +837,7 @@ int main(void)
         TEST(config_json_says_the_family_and_its_constants),
         TEST(shards_larger_than_the_staging_buffer_are_whole),
         TEST(any_number_of_threads_makes_and_loads_the_same_weights),
+        TEST(masters_in_halves_are_loaded_and_saved_to_the_bit),
         TEST(a_source_that_fails_in_another_thread_is_an_error_with_its_cause),
         TEST(at_stage_3_all_ranks_together_read_the_file_once),
         TEST(b34_frozen_tensors_are_saved_and_loaded_too),

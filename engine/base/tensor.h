@@ -10,7 +10,7 @@
 
 C_BEGIN
 
-enum dtype { DTYPE_F32, DTYPE_BF16, DTYPE_I32, DTYPE_F64, DTYPE_COUNT };
+enum dtype { DTYPE_F32, DTYPE_BF16, DTYPE_I32, DTYPE_F64, DTYPE_U16, DTYPE_COUNT };
 
 enum { TENSOR_MAX_DIMS = 3 };
 
@@ -23,7 +23,7 @@ struct tensor {
 
 static inline size_t dtype_bytes(enum dtype dtype)
 {
-    return dtype == DTYPE_BF16 ? 2 : dtype == DTYPE_F64 ? 8 : 4;
+    return dtype == DTYPE_BF16 || dtype == DTYPE_U16 ? 2 : dtype == DTYPE_F64 ? 8 : 4;
 }
 
 static inline const char *dtype_name(enum dtype dtype)
@@ -31,6 +31,7 @@ static inline const char *dtype_name(enum dtype dtype)
     return dtype == DTYPE_F32    ? "fp32"
            : dtype == DTYPE_BF16 ? "bf16"
            : dtype == DTYPE_I32  ? "int32"
+           : dtype == DTYPE_U16  ? "uint16"
                                  : "fp64";
 }
 

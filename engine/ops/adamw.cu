@@ -2,20 +2,23 @@
  * engine/ops/adamw.cu - CUDA backend of adamw.h: one kernel over a flat shard.
  *
  * Four neighbouring elements a thread, in one access each where they lie in one range. Bytes an
- * element: 16 read (master, m, v, grad), 12 written and the parameter in its dtype: memory-bound.
- * Rows of a table that no token has met have m and v of zero, which are not written again, and of a
- * marked row the gradient is not read.
+ * element: 16 read (both halves of the master, or parameters of fp32; m, v, grad), 12 written:
+ * memory-bound. Rows of a table that no token has met have m and v of zero, which are not written
+ * again, and of a marked row the gradient is not read.
  * The scalars come from the step state on the device, so that a captured step can be replayed.
  */
 #include "engine/ops/adamw.h"
 
 #include "engine/ops/cuda_common.cuh"
 #include "engine/ops/embedding.h"
+#include "engine/ops/master.h"
 
 enum { ADAM_THREADS = 256 };
 
 struct adam_args {
-    float *master, *m, *v;
+    void *param;   /* floats, or upper halves */
+    uint16_t *low; /* the lower ones */
+    float *m, *v;
     const float *grad;
     int64_t n;
     const struct step_state *state;
@@ -67,7 +70,79 @@ __device__ static inline bool adam_marked(const struct adam_args &a, int64_t i)
     return row_is_marked(a.grad + (int64_t)row * a.row_packs * 4);
 }
 
-template <typename E> __global__ static void adamw_kernel(E *param, struct adam_args a)
+/* Four master weights as they lie in memory; @HALVES: two upper ones in a word, then the lower. */
+template <bool HALVES> struct adam_pack {
+    uint32_t word[4];
+};
+
+template <bool HALVES>
+__device__ static inline void adam_load(struct adam_pack<HALVES> &x, const struct adam_args &a,
+                                        int64_t i)
+{
+    if constexpr (HALVES) {
+        uint2 high = *(const uint2 *)((const uint16_t *)a.param + i);
+        uint2 low = *(const uint2 *)(a.low + i);
+        x.word[0] = high.x;
+        x.word[1] = high.y;
+        x.word[2] = low.x;
+        x.word[3] = low.y;
+    } else {
+        uint4 whole = *(const uint4 *)((const float *)a.param + i);
+        x.word[0] = whole.x;
+        x.word[1] = whole.y;
+        x.word[2] = whole.z;
+        x.word[3] = whole.w;
+    }
+}
+
+template <bool HALVES>
+__device__ static inline void adam_unpack(float (&p)[4], const struct adam_pack<HALVES> &x)
+{
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        uint32_t high = x.word[k / 2] >> 16 * (k % 2), low = x.word[2 + k / 2] >> 16 * (k % 2);
+        p[k] = __uint_as_float(HALVES ? master_bits((uint16_t)high, (uint16_t)low) : x.word[k]);
+    }
+}
+
+template <bool HALVES>
+__device__ static inline void adam_store(const struct adam_args &a, int64_t i, const float (&p)[4])
+{
+    uint32_t bits[4];
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+        bits[k] = __float_as_uint(p[k]);
+    if constexpr (HALVES) {
+        uint32_t high[2], low[2];
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            high[k] = master_high(bits[2 * k]) | (uint32_t)master_high(bits[2 * k + 1]) << 16;
+            low[k] = master_low(bits[2 * k]) | (uint32_t)master_low(bits[2 * k + 1]) << 16;
+        }
+        *(uint2 *)((uint16_t *)a.param + i) = make_uint2(high[0], high[1]);
+        *(uint2 *)(a.low + i) = make_uint2(low[0], low[1]);
+    } else {
+        *(uint4 *)((float *)a.param + i) = make_uint4(bits[0], bits[1], bits[2], bits[3]);
+    }
+}
+
+/* One element, its master weight and all. */
+template <bool HALVES>
+__device__ static inline void adam_alone(const struct adam_args &a, int64_t i, float grad,
+                                         const struct adam_factors &f, float keep)
+{
+    if constexpr (HALVES) {
+        uint16_t *high = (uint16_t *)a.param;
+        float p = __uint_as_float(master_bits(high[i], a.low[i]));
+        adam_element(p, a.m[i], a.v[i], grad, f, keep);
+        high[i] = master_high(__float_as_uint(p));
+        a.low[i] = master_low(__float_as_uint(p));
+    } else {
+        adam_element(((float *)a.param)[i], a.m[i], a.v[i], grad, f, keep);
+    }
+}
+
+template <bool HALVES> __global__ static void adamw_kernel(struct adam_args a)
 {
     int64_t i = ((int64_t)blockIdx.x * ADAM_THREADS + threadIdx.x) * 4;
     __shared__ struct adam_factors f; /* made once a block: it takes divisions in double */
@@ -75,9 +150,10 @@ template <typename E> __global__ static void adamw_kernel(E *param, struct adam_
     int32_t skip = a.state->skip;
     int r = i < a.n ? adam_find(a, i) : -1;
     bool pack = a.packs && r >= 0 && i + 4 <= a.range[r].first + a.range[r].count;
+    struct adam_pack<HALVES> master;
     float p[4], m[4], v[4], g[4] = {0.0f};
     if (pack) { /* on their way while the factors are made */
-        load_pack<float, 4>(p, a.master + i);
+        adam_load(master, a, i);
         load_pack<float, 4>(m, a.m + i);
         load_pack<float, 4>(v, a.v + i);
         if (!adam_marked(a, i)) /* behind these, for the answer takes as long as they do */
@@ -95,16 +171,15 @@ template <typename E> __global__ static void adamw_kernel(E *param, struct adam_
         if (a.range[r].frozen)
             return;
         bool unmet = adam_unmet(m, v, g);
+        adam_unpack(p, master);
 #pragma unroll
         for (int k = 0; k < 4; k++)
             adam_element(p[k], m[k], v[k], g[k], f, keep);
-        store_pack<float, 4>(a.master + i, p);
+        adam_store<HALVES>(a, i, p);
         if (!unmet) {
             store_pack<float, 4>(a.m + i, m);
             store_pack<float, 4>(a.v + i, v);
         }
-        if (param)
-            store_pack<E, 4>(param + i, p);
         return;
     }
     for (int64_t end = min(i + 4, a.n); i < end; i++) {
@@ -113,38 +188,34 @@ template <typename E> __global__ static void adamw_kernel(E *param, struct adam_
             continue;
         bool marked = a.row_numel > 0 && row_is_marked(a.grad + i / a.row_numel * a.row_numel);
         float grad = marked ? 0.0f : a.grad[i];
-        adam_element(a.master[i], a.m[i], a.v[i], grad, f, a.range[r].decay ? f.keep : 1.0f);
-        if (param)
-            param[i] = from_float<E>(a.master[i]);
+        adam_alone<HALVES>(a, i, grad, f, a.range[r].decay ? f.keep : 1.0f);
     }
 }
 
-enum status cuda_adamw(struct stream *s, struct tensor param, struct tensor master, struct tensor m,
+enum status cuda_adamw(struct stream *s, struct tensor param, struct tensor low, struct tensor m,
                        struct tensor v, struct tensor grad, const struct adam_range *ranges,
                        int range_count, int64_t row_numel, const struct step_state *state,
                        const struct optim_hyper *hyper)
 {
     struct adam_args a = {};
-    a.master = (float *)master.data;
+    a.param = param.data;
+    a.low = (uint16_t *)low.data;
     a.m = (float *)m.data;
     a.v = (float *)v.data;
     a.grad = (const float *)grad.data;
-    a.n = tensor_numel(master);
+    a.n = tensor_numel(param);
     a.state = state;
     a.hyper = *hyper;
     a.range_count = range_count;
     a.row_numel = row_numel;
     a.row_packs = (uint32_t)(row_numel / 4);
-    a.packs = packs_fit(0, 1, master.data, m.data, v.data, grad.data, param.data) &&
+    a.packs = packs_fit(0, 1, param.data, m.data, v.data, grad.data, low.data) &&
               row_numel % 4 == 0 && a.n / 4 <= UINT32_MAX && row_numel <= UINT32_MAX;
     for (int r = 0; r < range_count; r++)
         a.range[r] = ranges[r];
     if (a.n == 0)
         return ST_OK;
     unsigned blocks = (unsigned)div_up(a.n, ADAM_THREADS * 4);
-    if (param.data && param.dtype == DTYPE_BF16)
-        return launch_kernel(s, dim3(blocks), ADAM_THREADS, adamw_kernel<bf16>, (bf16 *)param.data,
-                             a);
-    return launch_kernel(s, dim3(blocks), ADAM_THREADS, adamw_kernel<float>, (float *)param.data,
-                         a);
+    return launch_kernel(s, dim3(blocks), ADAM_THREADS,
+                         param.dtype == DTYPE_BF16 ? adamw_kernel<true> : adamw_kernel<false>, a);
 }

@@ -8,9 +8,10 @@
  *     p = p - lr / (1 - beta1^t) m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
  *
  * in this order and in fp32, as PyTorch computes it; the scalars are made in double and rounded
- * once. The master weights are fp32, so small steps are not lost. param.data not NULL: the master,
- * rounded to its dtype. Frozen ranges are left alone, and everything is when state->skip is set.
- * The gradient of a marked row of a table is zero (ops.h).
+ * once. p are the master weights, fp32, so small steps are not lost: the parameters where these are
+ * fp32, else what they and the lower halves give together (master.h: the parameter is the master
+ * rounded to nearest, ties away from zero). Frozen ranges are left alone, and everything is when
+ * state->skip is set. The gradient of a marked row of a table is zero (ops.h).
  *
  * Source: Loshchilov and Hutter, arXiv:1711.05101, algorithm 2 (its schedule factor is in lr).
  */
@@ -44,7 +45,7 @@ HOST_DEVICE static inline struct adam_factors adam_factors(const struct step_sta
     return f;
 }
 
-enum status adamw_cpu(struct stream *s, struct tensor param, struct tensor master, struct tensor m,
+enum status adamw_cpu(struct stream *s, struct tensor param, struct tensor low, struct tensor m,
                       struct tensor v, struct tensor grad, const struct adam_range *ranges,
                       int range_count, int64_t row_numel, const struct step_state *state,
                       const struct optim_hyper *hyper);

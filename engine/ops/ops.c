@@ -438,6 +438,20 @@ enum status op_cast(struct stream *s, struct tensor out, struct tensor in)
     return s->device->compute->cast(s, out, in);
 }
 
+enum status op_master_split(struct stream *s, struct tensor param, struct tensor low,
+                            struct tensor master)
+{
+    int64_t n = master.shape[0];
+    EXPECT_1D(master, DTYPE_F32, n);
+    EXPECT_1D(param, DTYPE_BF16, n);
+    if (low.data)
+        EXPECT_1D(low, DTYPE_U16, n);
+    ASSERT(apart(param, master));
+    ASSERT(apart(low, master));
+    ASSERT(apart(param, low));
+    return s->device->compute->master_split(s, param, low, master);
+}
+
 enum status op_squared_norm(struct stream *s, struct step_report *report, struct tensor g)
 {
     EXPECT_DATA(g);
@@ -474,18 +488,21 @@ enum status op_agree(struct stream *s, struct step_state *state, const struct st
     return s->device->compute->agree(s, state, reports, world_size, hyper, mail);
 }
 
-enum status op_adamw(struct stream *s, struct tensor param, struct tensor master, struct tensor m,
+enum status op_adamw(struct stream *s, struct tensor param, struct tensor low, struct tensor m,
                      struct tensor v, struct tensor grad, const struct adam_range *ranges,
                      int range_count, int64_t row_numel, const struct step_state *state,
                      const struct optim_hyper *hyper)
 {
-    int64_t n = master.shape[0], covered = 0;
-    EXPECT_1D(master, DTYPE_F32, n);
+    int64_t n = param.shape[0], covered = 0;
+    bool halves = param.dtype == DTYPE_BF16;
+    EXPECT_1D(param, halves ? DTYPE_BF16 : DTYPE_F32, n);
+    if (halves)
+        EXPECT_1D(low, DTYPE_U16, n);
+    else
+        ASSERT(low.data == NULL);
     EXPECT_1D(m, DTYPE_F32, n);
     EXPECT_1D(v, DTYPE_F32, n);
     EXPECT_1D(grad, DTYPE_F32, n);
-    if (param.data)
-        EXPECT_1D(param, s->device->param_dtype, n);
     ASSERT(row_numel >= 0);
     ASSERT(range_count >= 0);
     ASSERT(range_count <= ADAM_MAX_RANGES);
@@ -495,8 +512,8 @@ enum status op_adamw(struct stream *s, struct tensor param, struct tensor master
         covered += ranges[i].count;
     }
     ASSERT(covered == n);
-    ASSERT(apart(param, master));
-    ASSERT(apart(master, grad));
-    return s->device->compute->adamw(s, param, master, m, v, grad, ranges, range_count, row_numel,
+    ASSERT(apart(param, low));
+    ASSERT(apart(param, grad));
+    return s->device->compute->adamw(s, param, low, m, v, grad, ranges, range_count, row_numel,
                                      state, hyper);
 }

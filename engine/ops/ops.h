@@ -5,7 +5,8 @@
  * device's table. The backends get checked arguments. An op is enqueued on a stream and returns; it
  * never allocates, synchronises or logs. Formulas and sources stand in the op's own header:
  *
- *     embedding.h  norm.h  linear.h  gelu.h  attention.h  dropout.h  span.h  adamw.h  reduce.h
+ *     embedding.h  norm.h  linear.h  gelu.h  attention.h  dropout.h  span.h  adamw.h  master.h
+ *     reduce.h
  *
  * Shape letters: T rows (tokens), C channels, H heads, D = C / H, F feed-forward, B sequences.
  * Activations and weights have the device's param_dtype; weight gradients, statistics, logits and
@@ -209,6 +210,9 @@ struct ops {
     enum status (*accumulate)(struct stream *s, struct tensor out, struct tensor in, bool add);
     /* out bf16 or fp32 = in fp32, round to nearest even */
     enum status (*cast)(struct stream *s, struct tensor out, struct tensor in);
+    /* param bf16 (n), low uint16 (n; data NULL: not kept) = the halves of master fp32 (n). */
+    enum status (*master_split)(struct stream *s, struct tensor param, struct tensor low,
+                                struct tensor master);
     /* report->squared_norm += sum of g^2 over n >= 0 elements, report->finite &= all finite. */
     enum status (*squared_norm)(struct stream *s, struct step_report *report, struct tensor g);
     /* The same of g (rows, C), what embedding_backward made with @q: its other rows are zeros, and
@@ -225,13 +229,14 @@ struct ops {
     enum status (*agree)(struct stream *s, struct step_state *state,
                          const struct step_report *reports, int world_size,
                          const struct optim_hyper *hyper, const struct step_mail *mail);
-    /* One shard: master, m, v (n) fp32; param (n) compute dtype, or NULL data when master is what
-     * FORWARD reads; grad (n) fp32, scaled by state->clip; nothing is written when state->skip.
+    /* One shard: param (n), m, v (n) fp32; grad (n) fp32, scaled by state->clip; nothing is written
+     * when state->skip. The master weights are param of fp32, then low has no data, or param of
+     * bf16 with their lower halves, low (n) uint16.
      * @row_numel: of a table whose rows may be marked; 0: none is. */
-    enum status (*adamw)(struct stream *s, struct tensor param, struct tensor master,
-                         struct tensor m, struct tensor v, struct tensor grad,
-                         const struct adam_range *ranges, int range_count, int64_t row_numel,
-                         const struct step_state *state, const struct optim_hyper *hyper);
+    enum status (*adamw)(struct stream *s, struct tensor param, struct tensor low, struct tensor m,
+                         struct tensor v, struct tensor grad, const struct adam_range *ranges,
+                         int range_count, int64_t row_numel, const struct step_state *state,
+                         const struct optim_hyper *hyper);
 };
 
 extern const struct ops ops_cpu;
@@ -303,6 +308,8 @@ MUST_CHECK enum status op_side_end(struct stream *s);
 MUST_CHECK enum status op_accumulate(struct stream *s, struct tensor out, struct tensor in,
                                      bool add);
 MUST_CHECK enum status op_cast(struct stream *s, struct tensor out, struct tensor in);
+MUST_CHECK enum status op_master_split(struct stream *s, struct tensor param, struct tensor low,
+                                       struct tensor master);
 MUST_CHECK enum status op_squared_norm(struct stream *s, struct step_report *report,
                                        struct tensor g);
 MUST_CHECK enum status op_squared_norm_rows(struct stream *s, struct step_report *report,
@@ -313,7 +320,7 @@ MUST_CHECK enum status op_step_begin(struct stream *s, struct step_report *repor
 MUST_CHECK enum status op_agree(struct stream *s, struct step_state *state,
                                 const struct step_report *reports, int world_size,
                                 const struct optim_hyper *hyper, const struct step_mail *mail);
-MUST_CHECK enum status op_adamw(struct stream *s, struct tensor param, struct tensor master,
+MUST_CHECK enum status op_adamw(struct stream *s, struct tensor param, struct tensor low,
                                 struct tensor m, struct tensor v, struct tensor grad,
                                 const struct adam_range *ranges, int range_count, int64_t row_numel,
                                 const struct step_state *state, const struct optim_hyper *hyper);

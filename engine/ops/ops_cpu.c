@@ -5,6 +5,7 @@
 #include "engine/ops/embedding.h"
 #include "engine/ops/gelu.h"
 #include "engine/ops/linear.h"
+#include "engine/ops/master.h"
 #include "engine/ops/norm.h"
 #include "engine/ops/ops.h"
 #include "engine/ops/reduce.h"
@@ -63,6 +64,7 @@ const struct ops ops_cpu = {
     .side_end = side_end_cpu,
     .accumulate = accumulate_cpu,
     .cast = cast_cpu,
+    .master_split = master_split_cpu,
     .squared_norm = squared_norm_cpu,
     .squared_norm_rows = squared_norm_rows_cpu,
     .step_begin = step_begin_cpu,

@@ -30,6 +30,7 @@ const struct ops ops_cuda = {
     .side_end = cuda_side_end,
     .accumulate = cuda_accumulate,
     .cast = cuda_cast,
+    .master_split = cuda_master_split,
     .squared_norm = cuda_squared_norm,
     .squared_norm_rows = cuda_squared_norm_rows,
     .step_begin = cuda_step_begin,

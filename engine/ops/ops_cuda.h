@@ -66,6 +66,8 @@ enum status cuda_side_begin(struct stream **side, struct stream *s);
 enum status cuda_side_end(struct stream *s);
 enum status cuda_accumulate(struct stream *s, struct tensor out, struct tensor in, bool add);
 enum status cuda_cast(struct stream *s, struct tensor out, struct tensor in);
+enum status cuda_master_split(struct stream *s, struct tensor param, struct tensor low,
+                              struct tensor master);
 enum status cuda_squared_norm(struct stream *s, struct step_report *report, struct tensor g);
 enum status cuda_squared_norm_rows(struct stream *s, struct step_report *report, struct tensor g,
                                    const struct sequences *q, int64_t first_row);
@@ -74,7 +76,7 @@ enum status cuda_step_begin(struct stream *s, struct step_report *report, struct
 enum status cuda_agree(struct stream *s, struct step_state *state,
                        const struct step_report *reports, int world_size,
                        const struct optim_hyper *hyper, const struct step_mail *mail);
-enum status cuda_adamw(struct stream *s, struct tensor param, struct tensor master, struct tensor m,
+enum status cuda_adamw(struct stream *s, struct tensor param, struct tensor low, struct tensor m,
                        struct tensor v, struct tensor grad, const struct adam_range *ranges,
                        int range_count, int64_t row_numel, const struct step_state *state,
                        const struct optim_hyper *hyper);

@@ -192,7 +192,7 @@ static void rates_of_compute(struct machine *m, const struct calibrate_sizes *z,
                       (4 * 4 + 6 * 4) * C * T * element / t->elementwise[w][i]);
         }
     rates_of_attention(m, z, t);
-    m->update_per_second = (double)z->update_numel * (element < 4 ? 2 * 2 + 28 : 28) / t->update;
+    m->update_per_second = (double)z->update_numel * 28 / t->update;
     m->memory_per_second = (double)z->update_numel * 12 / t->copy;
     m->launch_seconds = t->launch;
     m->floor_seconds = t->floor;

@@ -18,7 +18,8 @@ struct stage {
     float *noise;             /* device memory */
     void *x, *y, *z, *wide, *wide2, *qkv, *dqkv, *lse, *stats, *gamma, *beta, *bias, *w, *param;
     float *dgamma, *dbeta, *dw, *dbias;
-    float *adam[4];       /* master, m, v, gradient */
+    uint16_t *low;        /* of the master weights whose upper halves are param */
+    float *adam[3];       /* m, v, gradient */
     struct event turn[2]; /* of two streams that take turns */
     struct graph *tiny;   /* owned, of one operation */
 };
@@ -118,10 +119,11 @@ static enum status make_tensors(struct bench *b)
     TRY(bench_take(b, (void **)&g->dgamma, (size_t)C * sizeof *g->dgamma));
     TRY(bench_take(b, (void **)&g->dbeta, (size_t)C * sizeof *g->dbeta));
     size_t update_bytes = (size_t)g->update_numel * sizeof *g->adam[0];
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < 3; i++)
         TRY(bench_take(b, (void **)&g->adam[i], update_bytes));
+    TRY(bench_take(b, (void **)&g->low, (size_t)g->update_numel * sizeof *g->low));
     /* Zeros would be the rows of a table that no token has met, which take less. */
-    return device_fill(b->s, g->adam[3], 0x3C, update_bytes);
+    return device_fill(b->s, g->adam[2], 0x3C, update_bytes);
 }
 
 /* Sequences of @length, or of all @rows if these are fewer, that fill them; by turns @spread
@@ -259,21 +261,21 @@ static enum status run_update(struct bench *b)
 {
     struct stage *g = b->stage;
     int64_t n = g->update_numel;
-    bool is_master = b->device->param_dtype == DTYPE_F32;
+    bool halves = b->device->param_dtype == DTYPE_BF16;
     const struct adam_range all = {0, n, true, false};
     const struct optim_hyper hyper = {
         .lr = 1e-4f, .beta1 = 0.9f, .beta2 = 0.999f, .eps = 1e-8f, .weight_decay = 0.01f};
-    return op_adamw(b->s, tensor_1d(is_master ? NULL : g->param, b->device->param_dtype, n),
+    return op_adamw(b->s, tensor_1d(g->param, b->device->param_dtype, n),
+                    tensor_1d(halves ? g->low : NULL, DTYPE_U16, n),
                     tensor_1d(g->adam[0], DTYPE_F32, n), tensor_1d(g->adam[1], DTYPE_F32, n),
-                    tensor_1d(g->adam[2], DTYPE_F32, n), tensor_1d(g->adam[3], DTYPE_F32, n), &all,
-                    1, 0, g->state, &hyper);
+                    tensor_1d(g->adam[2], DTYPE_F32, n), &all, 1, 0, g->state, &hyper);
 }
 
 static enum status sum_of(struct bench *b, int64_t n)
 {
     const struct stage *g = b->stage;
-    return op_accumulate(b->s, tensor_1d(g->adam[1], DTYPE_F32, n),
-                         tensor_1d(g->adam[3], DTYPE_F32, n), true);
+    return op_accumulate(b->s, tensor_1d(g->adam[0], DTYPE_F32, n),
+                         tensor_1d(g->adam[2], DTYPE_F32, n), true);
 }
 
 static enum status run_copy(struct bench *b)

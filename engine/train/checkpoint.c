@@ -194,10 +194,11 @@ static enum status write_part(void *context, struct weights_part part)
 
 static enum status write_units(struct part_writer *w)
 {
-    const struct checkpointer *c = w->c;
-    const float *at = c->snapshot.values;
+    struct checkpointer *c = w->c;
+    float *at = c->snapshot.values;
     for (int u = 0; u < c->model->unit_count; u++) {
         int64_t numel = c->snapshot.shard_numel[u];
+        snapshot_join(&c->snapshot, u, at);
         for (w->state = MASTER; w->state < snapshot_state_count(&c->snapshot, u); w->state++) {
             w->from = at;
             TRY(weights_each_part(c->model, u, c->rank * numel, numel, write_part, w));

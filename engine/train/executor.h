@@ -135,13 +135,24 @@ void *executor_shared(const struct executor *ex, int index);
 /* This rank's shard of a unit's state, in device memory. */
 struct shard_view {
     int64_t numel;
-    float *master, *adam_m, *adam_v;    /* fp32; m and v NULL for a frozen unit */
-    float *master_whole;                /* replicated master weights (stage 0), or NULL */
+    float *adam_m, *adam_v;             /* fp32; NULL for a frozen unit */
     float *adam_m_whole, *adam_v_whole; /* replicated, or NULL */
-    void *param_whole; /* replicated parameters (param_dtype), or NULL at stage 3 */
-    void *param_shard; /* this rank's slice of them, or the shard */
+    void *param_whole;   /* replicated parameters (param_dtype), or NULL at stage 3 */
+    void *param_shard;   /* this rank's slice of them, or the shard */
+    float *master;       /* param_shard, if it is fp32; else NULL: it and these together */
+    uint16_t *low;       /* the lower halves of master weights (engine/ops/master.h) */
+    uint16_t *low_whole; /* replicated, or NULL */
 };
 struct shard_view executor_shard(const struct executor *ex, int unit);
+
+/**
+ * executor_copy_master() - copy master weights [first, first + count) of a shard.
+ * @to: (count). Where view->low is there, it gets the halves as they lie, the lower ones first:
+ *      master_join(), on the host, makes numbers of them (engine/ops/master.h).
+ */
+MUST_CHECK enum status executor_copy_master(struct stream *s, float *to,
+                                            const struct shard_view *view, int64_t first,
+                                            int64_t count);
 
 C_END
 

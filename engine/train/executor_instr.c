@@ -104,15 +104,12 @@ static enum status run_update(struct turn *t, const struct instr *in, struct str
     struct executor *ex = t->ex;
     const struct unit_ranges *r = &ex->ranges[in->unit];
     int64_t n = r->ranges[r->count - 1].first + r->ranges[r->count - 1].count;
-    void *shard = turn_operand(t, in, ROLE_SHARD);
-    void *master = turn_operand(t, in, ROLE_MASTER);
     void *grad = turn_operand(t, in, ROLE_GRAD);
     if (grad == NULL)
         grad = turn_operand(t, in, ROLE_GRAD_SHARD);
-    bool is_master = master == NULL;
     const struct model_param *first = &ex->model->params[ex->model->units[in->unit].first_param];
-    return op_adamw(s, tensor_1d(is_master ? NULL : shard, ex->device->param_dtype, n),
-                    tensor_1d(is_master ? shard : master, DTYPE_F32, n),
+    return op_adamw(s, tensor_1d(turn_operand(t, in, ROLE_SHARD), ex->device->param_dtype, n),
+                    tensor_1d(turn_operand(t, in, ROLE_MASTER), DTYPE_U16, n),
                     tensor_1d(turn_operand(t, in, ROLE_ADAM_M), DTYPE_F32, n),
                     tensor_1d(turn_operand(t, in, ROLE_ADAM_V), DTYPE_F32, n),
                     tensor_1d(grad, DTYPE_F32, n), r->ranges, r->count,

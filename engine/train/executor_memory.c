@@ -59,8 +59,9 @@ struct shard_view executor_shard(const struct executor *ex, int unit)
             view.param_shard = own;
             view.param_whole = whole || ex->comm->world_size == 1 ? address : NULL;
         } else if (b->category == CATEGORY_MASTER) {
-            view.master = (float *)(void *)own;
-            view.master_whole = whole ? (float *)(void *)address : NULL;
+            view.low = (uint16_t *)(void *)own;
+            view.low_whole =
+                whole || ex->comm->world_size == 1 ? (uint16_t *)(void *)address : NULL;
         } else if (b->category == CATEGORY_ADAM_M) {
             view.adam_m = (float *)(void *)own;
             view.adam_m_whole = whole ? (float *)(void *)address : NULL;
@@ -69,9 +70,21 @@ struct shard_view executor_shard(const struct executor *ex, int unit)
             view.adam_v_whole = whole ? (float *)(void *)address : NULL;
         }
     }
-    if (view.master == NULL)
+    if (view.low == NULL)
         view.master = view.param_shard;
     return view;
+}
+
+enum status executor_copy_master(struct stream *s, float *to, const struct shard_view *view,
+                                 int64_t first, int64_t count)
+{
+    uint16_t *halves = (uint16_t *)(void *)to;
+    const uint16_t *high = view->param_shard;
+    size_t bytes = sizeof *halves * (size_t)count;
+    if (view->low == NULL)
+        return device_copy(s, to, view->master + first, sizeof *to * (size_t)count);
+    TRY(device_copy(s, halves, view->low + first, bytes));
+    return device_copy(s, halves + count, high + first, bytes);
 }
 
 /* ---- heap and poison: where a buffer's life begins and ends ---- */

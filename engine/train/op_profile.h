@@ -50,6 +50,7 @@ C_BEGIN
     X(span_loss)                                                                                   \
     X(accumulate)                                                                                  \
     X(cast)                                                                                        \
+    X(master_split)                                                                                \
     X(squared_norm)                                                                                \
     X(squared_norm_rows)                                                                           \
     X(step_begin)                                                                                  \

@@ -147,6 +147,10 @@ TIMED(accumulate, 0, added(out, add) + bytes_of(in),
 TIMED(cast, 0, bytes_of(out) + bytes_of(in),
       (struct stream * s, struct tensor out, struct tensor in), (s, out, in))
 
+TIMED(master_split, 0, bytes_of(param) + bytes_of(low) + bytes_of(master),
+      (struct stream * s, struct tensor param, struct tensor low, struct tensor master),
+      (s, param, low, master))
+
 TIMED(squared_norm, 0, bytes_of(g),
       (struct stream * s, struct step_report *report, struct tensor g), (s, report, g))
 
@@ -165,12 +169,11 @@ TIMED(agree, 0, sizeof *reports *(double)world_size,
        int world_size, const struct optim_hyper *hyper, const struct step_mail *mail),
       (s, state, reports, world_size, hyper, mail))
 
-TIMED(adamw, 0,
-      2 * (bytes_of(master) + bytes_of(m) + bytes_of(v)) + bytes_of(grad) + bytes_of(param),
-      (struct stream * s, struct tensor param, struct tensor master, struct tensor m,
-       struct tensor v, struct tensor grad, const struct adam_range *ranges, int range_count,
-       int64_t row_numel, const struct step_state *state, const struct optim_hyper *hyper),
-      (s, param, master, m, v, grad, ranges, range_count, row_numel, state, hyper))
+TIMED(adamw, 0, 2 * (bytes_of(param) + bytes_of(low) + bytes_of(m) + bytes_of(v)) + bytes_of(grad),
+      (struct stream * s, struct tensor param, struct tensor low, struct tensor m, struct tensor v,
+       struct tensor grad, const struct adam_range *ranges, int range_count, int64_t row_numel,
+       const struct step_state *state, const struct optim_hyper *hyper),
+      (s, param, low, m, v, grad, ranges, range_count, row_numel, state, hyper))
 
 void op_profile_bind(struct ops *table, const struct ops *real)
 {

@@ -2,9 +2,12 @@
 
 #include <string.h>
 
+#include "engine/ops/master.h"
+
 static enum status measure(struct snapshot *s, struct trainer *t)
 {
     size_t units = (size_t)s->model->unit_count;
+    int64_t longest = 0;
     TRY(mem_alloc(&s->shard_numel, sizeof *s->shard_numel * units));
     TRY(mem_alloc(&s->trained, sizeof *s->trained * units));
     for (int u = 0; u < s->model->unit_count; u++) {
@@ -12,8 +15,10 @@ static enum status measure(struct snapshot *s, struct trainer *t)
         s->shard_numel[u] = view.numel;
         s->trained[u] = view.adam_m != NULL;
         s->bytes += sizeof *s->values * (size_t)view.numel * (size_t)snapshot_state_count(s, u);
+        if (view.low != NULL && view.numel > longest)
+            longest = view.numel;
     }
-    return ST_OK;
+    return longest > 0 ? mem_alloc(&s->room, sizeof *s->room * (size_t)longest) : ST_OK;
 }
 
 /* Only what nobody else is likely to want: less than half of what is free. */
@@ -48,6 +53,7 @@ void snapshot_release(struct snapshot *s)
     device_free_host(s->device, (void **)&s->values);
     mem_free(&s->shard_numel);
     mem_free(&s->trained);
+    mem_free(&s->room);
     memset(s, 0, sizeof *s);
 }
 
@@ -59,9 +65,11 @@ enum status snapshot_begin(struct snapshot *s, struct trainer *t)
     TRY(stream_wait(copies, &s->behind));
     for (int u = 0; u < s->model->unit_count; u++) {
         struct shard_view view = executor_shard(&t->executor, u);
-        const float *from[SNAPSHOT_STATES] = {view.master, view.adam_m, view.adam_v};
-        for (int k = 0; k < snapshot_state_count(s, u); k++) {
-            TRY(device_copy(copies, at, from[k], sizeof *at * (size_t)view.numel));
+        const float *moment[] = {view.adam_m, view.adam_v};
+        TRY(executor_copy_master(copies, at, &view, 0, view.numel));
+        at += view.numel;
+        for (int k = 0; k < snapshot_state_count(s, u) - 1; k++) {
+            TRY(device_copy(copies, at, moment[k], sizeof *at * (size_t)view.numel));
             at += view.numel;
         }
     }
@@ -81,6 +89,12 @@ enum status snapshot_taken(const struct snapshot *s, bool *taken)
 enum status snapshot_wait(struct snapshot *s)
 {
     return event_wait(&s->copied);
+}
+
+void snapshot_join(struct snapshot *s, int unit, float *values)
+{
+    if (s->room != NULL)
+        master_join(values, s->room, s->shard_numel[unit]);
 }
 
 int snapshot_state_count(const struct snapshot *s, int unit)

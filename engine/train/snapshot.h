@@ -22,6 +22,9 @@
  *
  * On the CPU streams run each operation at once: it is a plain copy, and taken when begin returns.
  *
+ * Of bf16 parameters the copy has both halves of the master weights (engine/ops/master.h), bytes
+ * for bytes of these; snapshot_join() makes numbers of them where they are written from.
+ *
  * Threads: the rank's; any may read the values once they are taken, until the next begin.
  */
 #ifndef ENGINE_TRAIN_SNAPSHOT_H
@@ -41,6 +44,7 @@ struct snapshot {          /* zero-initialise */
     size_t bytes;
     int64_t *shard_numel; /* owned; by unit */
     bool *trained;        /* owned; by unit: it has m and v */
+    uint16_t *room;       /* owned; as long as the longest shard; NULL: the masters are whole */
     struct event behind, copied;
     struct event free; /* the state may change; with a copy on the card, before @copied */
 };
@@ -63,6 +67,14 @@ MUST_CHECK enum status snapshot_taken(const struct snapshot *s, bool *taken);
 
 /** snapshot_wait() - until they may be read. ST_DEVICE; a failure of the communicator. */
 MUST_CHECK enum status snapshot_wait(struct snapshot *s);
+
+/**
+ * snapshot_join() - put the master weights of a unit together, which lie at @values.
+ *
+ * Once in each snapshot, when it is taken and before they are read; other units' may be read
+ * meanwhile.
+ */
+void snapshot_join(struct snapshot *s, int unit, float *values);
 
 /** snapshot_state_count() - how many states of a unit there are: 3, or 1 if it is frozen. */
 int snapshot_state_count(const struct snapshot *s, int unit);

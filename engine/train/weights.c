@@ -81,44 +81,51 @@ static enum status fill_host(struct filler *f, int unit, float *out, int64_t fir
     return f->st;
 }
 
-/* Elements [first, first + count) of a unit: to fp32 device memory, or through the workspace to
- * parameters of another dtype. */
+/* Elements [first, first + count) of a unit: to parameters of fp32, or through the workspace to
+ * those of bf16 and, where it is not NULL, to the lower halves @low. */
 static enum status fill_range(struct trainer *t, struct filler *f, int unit, int64_t first,
-                              int64_t count, float *master, void *param)
+                              int64_t count, void *param, uint16_t *low)
 {
     struct stream *s = &t->device->streams[STREAM_COMPUTE];
-    size_t param_bytes = dtype_bytes(t->device->param_dtype);
-    int64_t most = f->staging->numel, room = (int64_t)(s->workspace_bytes / sizeof *master);
-    if (most == 0)
-        return fill_host(f, unit, master, first, count);
-    if (master == NULL && most > room)
+    bool halves = t->device->param_dtype == DTYPE_BF16, staged = f->staging->numel > 0;
+    float *whole = halves ? NULL : param, *from = NULL;
+    uint16_t *high = halves ? param : NULL;
+    int64_t most = f->staging->numel, room = (int64_t)(s->workspace_bytes / sizeof *from);
+    if (!staged && !halves)
+        return fill_host(f, unit, whole, first, count);
+    if (!staged || (halves && most > room))
         most = room;
+    ASSERT(most > 0);
     for (int64_t done = 0; done < count; done += most) {
         int64_t n = count - done < most ? count - done : most;
-        float *fp32 = master != NULL ? master + done : s->workspace, *from = NULL;
-        TRY(staging_take(f->staging, &from));
+        float *to = from = halves ? s->workspace : whole + done;
+        if (staged)
+            TRY(staging_take(f->staging, &from));
         TRY(fill_host(f, unit, from, first + done, n));
-        TRY(device_copy(s, fp32, from, sizeof *from * (size_t)n));
-        if (param != NULL)
-            TRY(op_cast(
-                s, tensor_1d((char *)param + (size_t)done * param_bytes, t->device->param_dtype, n),
-                tensor_1d(fp32, DTYPE_F32, n)));
-        TRY(staging_given(f->staging, s));
+        if (staged)
+            TRY(device_copy(s, to, from, sizeof *from * (size_t)n));
+        if (halves)
+            TRY(op_master_split(s, tensor_1d(high + done, DTYPE_BF16, n),
+                                tensor_1d(low != NULL ? low + done : NULL, DTYPE_U16, n),
+                                tensor_1d(to, DTYPE_F32, n)));
+        if (staged)
+            TRY(staging_given(f->staging, s));
     }
     return ST_OK;
 }
 
+/* What others hold of replicated parameters is rounded as they do it, but its lower halves are
+ * theirs alone where the optimizer's state is in shards. */
 static enum status fill_unit(struct trainer *t, struct filler *f, int unit)
 {
     struct shard_view view = executor_shard(&t->executor, unit);
     const struct layout_unit *u = &t->setup.layout.units[unit];
-    bool master_is_param = t->device->param_dtype == DTYPE_F32;
-    if (view.param_whole != NULL && master_is_param)
-        return fill_range(t, f, unit, 0, u->padded_numel, view.param_whole, NULL);
-    TRY(fill_range(t, f, unit, t->comm->rank * u->shard_numel, view.numel, view.master,
-                   master_is_param ? NULL : view.param_shard));
+    bool low_is_whole = (view.low != NULL) == (view.low_whole != NULL);
+    if (view.param_whole == NULL || !low_is_whole)
+        TRY(fill_range(t, f, unit, t->comm->rank * u->shard_numel, view.numel, view.param_shard,
+                       view.low));
     if (view.param_whole != NULL)
-        TRY(fill_range(t, f, unit, 0, u->padded_numel, view.master_whole, view.param_whole));
+        TRY(fill_range(t, f, unit, 0, u->padded_numel, view.param_whole, view.low_whole));
     return ST_OK;
 }
 

@@ -4,6 +4,7 @@
 #include "engine/base/clock.h"
 #include "engine/base/file.h"
 #include "engine/base/log.h"
+#include "engine/ops/master.h"
 #include "engine/train/background.h"
 #include "engine/train/model_config.h"
 #include "engine/train/weights.h"
@@ -20,6 +21,7 @@ struct weights_writing {
     struct safetensors_writer writer;
     struct safetensors_tensor *tensors; /* owned */
     float *staging;                     /* owned, pinned */
+    uint16_t *room;                     /* owned; for master_join() */
     struct event copied;
     char *names; /* owned; every rank's HIDDEN_NAME_BYTES */
 };
@@ -36,6 +38,7 @@ static enum status list_tensors(struct weights_writing *s)
                                         .dims = m->tensors[i].dims,
                                         .shape = {m->tensors[i].shape[0], m->tensors[i].shape[1]}};
     TRY(mem_alloc(&s->names, HIDDEN_NAME_BYTES * (size_t)s->t->comm->world_size));
+    TRY(mem_alloc(&s->room, sizeof *s->room * STAGING_NUMEL));
     TRY(event_open(s->t->device, &s->copied));
     return device_alloc_host(s->t->device, (void **)&s->staging,
                              sizeof *s->staging * STAGING_NUMEL);
@@ -99,10 +102,11 @@ static enum status write_shards(void *context)
         int64_t own = t->comm->rank * view.numel;
         for (int64_t done = 0; done < view.numel; done += STAGING_NUMEL) {
             int64_t n = view.numel - done < STAGING_NUMEL ? view.numel - done : STAGING_NUMEL;
-            TRY(device_copy(stream, s->staging, view.master + done,
-                            sizeof *s->staging * (size_t)n));
+            TRY(executor_copy_master(stream, s->staging, &view, done, n));
             TRY(event_record(&s->copied, stream));
             TRY(wait_for_copy(s));
+            if (view.low != NULL)
+                master_join(s->staging, s->room, n);
             TRY(weights_each_part(&t->setup.model, u, own + done, n, write_part, s));
         }
     }
@@ -167,6 +171,7 @@ void weights_save_drop(struct weights_writing **writing)
     event_close(&s->copied);
     mem_free(&s->tensors);
     mem_free(&s->names);
+    mem_free(&s->room);
     device_free_host(s->t->device, (void **)&s->staging);
     mem_free(writing);
 }

@@ -226,8 +226,8 @@ static void refresh_params(struct model_run *r, int u)
     struct unit_buffers *b = &r->units[u];
     int64_t n = model_unit_numel(&r->model, u);
     if (b->params != b->master)
-        assert_ok(op_cast(r->stream, tensor_1d(b->params, r->model.param_dtype, n),
-                          tensor_1d(b->master, DTYPE_F32, n)));
+        assert_ok(op_master_split(r->stream, tensor_1d(b->params, r->model.param_dtype, n),
+                                  (struct tensor){0}, tensor_1d(b->master, DTYPE_F32, n)));
     assert_ok(stream_sync(r->stream));
 }
 
@@ -421,13 +421,12 @@ void model_run_update(struct model_run *r, const struct optim_hyper *hyper)
         struct adam_range ranges[ADAM_MAX_RANGES];
         int64_t n = model_unit_numel(m, i);
         int count = unit_ranges(m, &m->units[i], ranges);
-        void *params = b->params == b->master ? NULL : b->params;
         if (unit_frozen(m, &m->units[i]))
             continue;
-        assert_ok(op_adamw(r->stream, tensor_1d(params, m->param_dtype, n),
-                           tensor_1d(b->master, DTYPE_F32, n), tensor_1d(b->m, DTYPE_F32, n),
-                           tensor_1d(b->v, DTYPE_F32, n), tensor_1d(b->grads, DTYPE_F32, n), ranges,
-                           count, 0, r->state, hyper));
+        assert_ok(op_adamw(r->stream, tensor_1d(b->master, DTYPE_F32, n), (struct tensor){0},
+                           tensor_1d(b->m, DTYPE_F32, n), tensor_1d(b->v, DTYPE_F32, n),
+                           tensor_1d(b->grads, DTYPE_F32, n), ranges, count, 0, r->state, hyper));
+        refresh_params(r, i);
     }
     assert_ok(stream_sync(r->stream));
     r->host.step++;
