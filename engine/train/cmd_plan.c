@@ -55,7 +55,7 @@ static enum status find_target(struct plan_target *target, const struct argument
 {
     target->nodes = (int)a->nodes;
     if (a->profile == NULL) {
-        target->device = run_device_kind(config);
+        target->device = run_device_kind(config, true);
         return machine_default(&target->machine, &target->timed, target->device);
     }
     TRY(machine_find(&target->machine, a->profile));

@@ -282,9 +282,10 @@ out:
 }
 
 #ifdef TESSERA_CUDA
-/* Asked in a child, so that this process makes no CUDA call before it starts others. */
-static bool gpu_is_there(void)
+static bool gpu_is_there(bool in_child)
 {
+    if (!in_child)
+        return device_cuda_count() > 0;
     pid_t child = fork();
     if (child == 0)
         _exit(device_cuda_count() > 0 ? 0 : 1);
@@ -294,14 +295,16 @@ static bool gpu_is_there(void)
 }
 #endif
 
-enum device_kind run_device_kind(const struct run_config *config)
+enum device_kind run_device_kind(const struct run_config *config, bool in_child)
 {
     if (config->train.device != DEVICE_AUTO)
         return config->train.device;
 #ifdef TESSERA_CUDA
     bool for_cpus = config->train.comm == COMM_LOCAL || config->train.comm == COMM_MPI;
-    if (!for_cpus && gpu_is_there())
+    if (!for_cpus && gpu_is_there(in_child))
         return DEVICE_CUDA;
+#else
+    (void)in_child;
 #endif
     return DEVICE_CPU;
 }

@@ -79,8 +79,9 @@ struct rank_run {
 MUST_CHECK enum status run_rank(const struct rank_run *r, struct device *device, struct comm *comm);
 
 /** run_device_kind() - what DEVICE_AUTO means here: CUDA if it is built in and there is a GPU, and
- * train.comm is not one for CPUs. */
-enum device_kind run_device_kind(const struct run_config *config);
+ * train.comm is not one for CPUs. @in_child: a child asks, so that this process makes no CUDA call
+ * before it starts others; a rank saves the time to start CUDA twice. */
+enum device_kind run_device_kind(const struct run_config *config, bool in_child);
 
 /** run_threads() - CPU threads a rank gets: train.threads, or its share of the cores. */
 int run_threads(const struct run_config *config, int local_ranks);
