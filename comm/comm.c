@@ -73,6 +73,11 @@ enum status comm_progress(struct comm *comm)
     return comm->ops->progress(comm);
 }
 
+enum status comm_ready(struct comm *comm)
+{
+    return comm->ops->ready(comm);
+}
+
 /* The others sum from where the peers' buffers are, or have NCCL's own. */
 size_t comm_staging_bytes(enum comm_kind kind, int world_size, int64_t numel)
 {
@@ -89,6 +94,12 @@ void comm_stage(struct comm *comm, void *memory, size_t bytes)
 enum status comm_no_progress(struct comm *comm)
 {
     (void)comm;
+    return ST_OK;
+}
+
+enum status comm_is_ready(struct comm *comm)
+{
+    ASSERT(!comm->opening);
     return ST_OK;
 }
 

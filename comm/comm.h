@@ -5,7 +5,7 @@
  *     mpi    one process a rank, on CPUs (builds with MPI)
  *     nccl   one process a GPU (CUDA builds)
  *     fault  wraps another and breaks it, for tests
- *     skip   wraps another and moves nothing between ranks, for benches
+ *     skip   wraps another and moves nothing between ranks, for benches and a rehearsal
  *
  * A collective is enqueued on a stream and returns; @done is recorded behind it. All ranks issue
  * the same collectives in the same order, whatever the stream; counts are elements per rank. When
@@ -22,6 +22,7 @@
 #ifndef COMM_COMM_H
 #define COMM_COMM_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -49,6 +50,7 @@ struct comm_ops {
     /* Blocking, host memory: recv[r * bytes ..] = send of rank r. For set-up and saves. */
     enum status (*exchange)(struct comm *comm, void *recv, const void *send, size_t bytes);
     enum status (*progress)(struct comm *comm);
+    enum status (*ready)(struct comm *comm);
     void (*stage)(struct comm *comm, void *memory, size_t bytes);
     enum status (*memory_open)(struct comm *comm, struct device *device, void **out, size_t bytes);
     void (*memory_close)(struct comm *comm, struct device *device, void **memory);
@@ -60,8 +62,9 @@ struct comm {
     const struct comm_ops *ops;
     int rank, world_size; /* at most COMM_MAX_WORLD_SIZE ranks */
     int64_t timeout_ms;
-    /* Made by comm_memory_open(): device memory that registering its block took, and a line about
-     * it for the log; empty: there is nothing to say. */
+    bool opening; /* a library still connects the ranks: collectives wait for comm_ready() */
+    /* Made by comm_memory_open() and comm_ready(): device memory that registering the block took,
+     * and a line about it for the log; empty: there is nothing to say. */
     size_t window_bytes;
     char memory_text[192];
 };
@@ -85,6 +88,15 @@ MUST_CHECK enum status comm_exchange(struct comm *comm, void *recv, const void *
 /** comm_progress() - move collectives in flight forward; call it between operations. Does not wait.
  * Return: ST_OK; a failure of the communicator. */
 MUST_CHECK enum status comm_progress(struct comm *comm);
+
+/**
+ * comm_ready() - wait until the ranks are connected, so that collectives can be issued, and the
+ * block of comm_memory_open() is what they need. All ranks call it together, before their first
+ * collective; that would do it too. Exchanges and comm_memory_open() work before.
+ *
+ * Return: ST_OK, at once where there is nothing to wait for; ST_COMM, ST_TIMEOUT.
+ */
+MUST_CHECK enum status comm_ready(struct comm *comm);
 
 /**
  * comm_staging_bytes() - memory that a communicator needs beside the callers' buffers, so that it
@@ -131,9 +143,10 @@ void comm_abort(struct comm *comm, const char *cause);
 /** comm_close() - of NULL is fine. */
 void comm_close(struct comm **comm);
 
-/* Entries of the table for communicators that need no progress() or no stage(), and whose buffers
- * may lie anywhere. */
+/* Entries of the table for communicators that need no progress() or no stage(), that are ready from
+ * the start, and whose buffers may lie anywhere. */
 MUST_CHECK enum status comm_no_progress(struct comm *comm);
+MUST_CHECK enum status comm_is_ready(struct comm *comm);
 void comm_no_stage(struct comm *comm, void *memory, size_t bytes);
 MUST_CHECK enum status comm_any_memory(struct comm *comm, struct device *device, void **out,
                                        size_t bytes);

@@ -132,6 +132,16 @@ static enum status fault_progress(struct comm *comm)
     return comm_progress(fault_of(comm)->inner);
 }
 
+static enum status fault_ready(struct comm *comm)
+{
+    struct comm *inner = fault_of(comm)->inner;
+    TRY(comm_ready(inner));
+    comm->opening = inner->opening;
+    comm->window_bytes = inner->window_bytes;
+    memcpy(comm->memory_text, inner->memory_text, sizeof comm->memory_text);
+    return ST_OK;
+}
+
 static void fault_stage(struct comm *comm, void *memory, size_t bytes)
 {
     comm_stage(fault_of(comm)->inner, memory, bytes);
@@ -176,6 +186,7 @@ static const struct comm_ops fault_ops = {
     .broadcast = fault_broadcast,
     .exchange = fault_exchange,
     .progress = fault_progress,
+    .ready = fault_ready,
     .stage = fault_stage,
     .memory_open = fault_memory_open,
     .memory_close = fault_memory_close,

@@ -113,6 +113,7 @@ static const struct comm_ops local_ops = {
     .broadcast = local_broadcast,
     .exchange = local_exchange,
     .progress = comm_no_progress,
+    .ready = comm_is_ready,
     .stage = comm_no_stage,
     .memory_open = comm_any_memory,
     .memory_close = comm_any_memory_close,

@@ -494,6 +494,7 @@ static const struct comm_ops mpi_ops = {
     .broadcast = broadcast,
     .exchange = exchange,
     .progress = progress,
+    .ready = comm_is_ready,
     .stage = stage,
     .memory_open = comm_any_memory,
     .memory_close = comm_any_memory_close,

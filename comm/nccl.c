@@ -33,21 +33,7 @@ static ncclDataType_t type_of(enum dtype dtype)
                                  : ncclFloat64;
 }
 
-/* Before each collective: is the communicator alive, and which one? */
-static enum status begin(struct nccl_comm *n, const struct stream *s, const char *name,
-                         int64_t numel, enum dtype dtype, ncclComm_t *comm)
-{
-    TRY(nccl_failure(n));
-    *comm = n->comms[s->id == STREAM_REDUCE ? REDUCE : GATHER];
-    n->issued++;
-    n->last_name = name;
-    n->last_numel = numel;
-    n->last_dtype = dtype;
-    n->last_stream = s->id;
-    return ST_OK;
-}
-
-/* NCCL refused a collective: because of a peer? */
+/* NCCL failed at something: because of a peer? */
 static enum status issued(struct nccl_comm *n, enum status st)
 {
     char own[CAUSE_BYTES];
@@ -57,6 +43,49 @@ static enum status issued(struct nccl_comm *n, enum status st)
     TRY(nccl_peers_cause(n, CAUSE_WAIT_MS));
     status_set_message(own);
     return st;
+}
+
+/* Host waits for the device end with the peers, and at the deadline. */
+static void watch(struct nccl_comm *n)
+{
+    n->device->watch = nccl_watch;
+    n->device->watch_context = n;
+}
+
+/*
+ * The opening began with the communicator; its end is here. Failing, it ends the others too: they
+ * must not wait for this rank. What stands of the communicators is aborted once the opening ends.
+ */
+static enum status ready(struct comm *comm)
+{
+    struct nccl_comm *n = (struct nccl_comm *)comm;
+    TRY(nccl_failure(n));
+    if (!comm->opening)
+        return ST_OK;
+    enum status st = issued(
+        n, nccl_job_wait(n, CALL, comm->timeout_ms, true, "setting up NCCL's communicators"));
+    if (st != ST_OK) {
+        char cause[CAUSE_BYTES];
+        nccl_first_line(cause, sizeof cause, status_message());
+        return nccl_give_up(n, st, cause);
+    }
+    comm->opening = false;
+    watch(n);
+    return nccl_memory_ready(n);
+}
+
+/* Before each collective: is the communicator alive, and which one? */
+static enum status begin(struct nccl_comm *n, const struct stream *s, const char *name,
+                         int64_t numel, enum dtype dtype, ncclComm_t *comm)
+{
+    TRY(ready(&n->base));
+    *comm = n->comms[s->id == STREAM_REDUCE ? REDUCE : GATHER];
+    n->issued++;
+    n->last_name = name;
+    n->last_numel = numel;
+    n->last_dtype = dtype;
+    n->last_stream = s->id;
+    return ST_OK;
 }
 
 /* One rank has no communicators: they would take 1 GB of the card, and a graph with NCCL's calls in
@@ -179,6 +208,7 @@ static const struct comm_ops nccl_ops = {
     .broadcast = broadcast,
     .exchange = nccl_exchange,
     .progress = comm_no_progress,
+    .ready = ready,
     .stage = comm_no_stage,
     .memory_open = nccl_memory_open,
     .memory_close = nccl_memory_close,
@@ -226,13 +256,14 @@ out:
     return st;
 }
 
-static enum status connect_all(struct nccl_comm *n)
+static enum status begin_opening(struct nccl_comm *n)
 {
     if (n->base.world_size == 1)
         return ST_OK;
     TRY(share_id(n));
     TRY(nccl_call_start(n, run_open));
-    return nccl_job_wait(n, CALL, n->base.timeout_ms, true, "setting up NCCL's communicators");
+    n->base.opening = true;
+    return ST_OK;
 }
 
 enum status nccl_comm_open(struct comm **out, struct device *device, int rank, int world_size,
@@ -248,20 +279,19 @@ enum status nccl_comm_open(struct comm **out, struct device *device, int rank, i
     n->rv = world_size > 1 ? rv : NULL;
     n->wants_windows = windows;
     pthread_mutex_init(&n->lock, NULL);
-    enum status st = connect_all(n);
+    enum status st = begin_opening(n);
     if (st != ST_OK) {
         /* The others must not wait for this rank. */
         char cause[CAUSE_BYTES];
         snprintf(cause, sizeof cause, "%s", status_message());
         if (n->rv != NULL)
             rendezvous_abort(n->rv, cause);
-        nccl_start_aborts(n); /* of those that stand, once the opening has ended */
         release(n);
         status_set_message(cause);
         return status_trace(st, __FILE__, __LINE__);
     }
-    device->watch = nccl_watch;
-    device->watch_context = n;
+    if (!n->base.opening)
+        watch(n);
     *out = &n->base;
     return ST_OK;
 }

@@ -20,13 +20,18 @@
  * Sums: reduce_scatter adds in the order of NCCL's algorithm, not in rank order as comm.h says for
  * the other backends. It is the same order in every run on the same machine with the same count.
  *
- * Symmetric windows: comm_memory_open() takes its block from ncclMemAlloc() and registers it with
- * both communicators. Collectives in it read and write the peers' memory directly, without NCCL's
- * staging buffers and connections. All ranks decide together: where one cannot (an older NCCL, no
- * memory that peers can map), none does. A unit's sum is then another kernel's, in another order:
- * the same at every stage, but not the bits of a run without windows. Their kernels do not look
- * whether their communicator is aborted: one that waits for a dead rank ends with the process
- * (device_settle()).
+ * Opening: NCCL takes most of a second to connect the ranks. nccl_comm_open() only begins that, in
+ * a thread; comm_ready() waits for its end. Meanwhile (comm->opening) structs can be exchanged,
+ * memory be opened, and the device be used for whatever needs no peer; host waits for it are then
+ * not watched, as nothing on it depends on a peer.
+ *
+ * Symmetric windows: comm_memory_open() takes its block from ncclMemAlloc(); it is registered with
+ * both communicators there or, if they do not stand yet, in comm_ready(). Collectives in it read
+ * and write the peers' memory directly, without NCCL's staging buffers and connections. All ranks
+ * decide together: where one cannot (an older NCCL, no memory that peers can map), none does. A
+ * unit's sum is then another kernel's, in another order: the same at every stage, but not the bits
+ * of a run without windows. Their kernels do not look whether their communicator is aborted: one
+ * that waits for a dead rank ends with the process (device_settle()).
  *
  * Order of the end: close captured graphs first (NCCL waits for them), then this, then the
  * rendezvous, then the device. NCCL's own environment variables (NCCL_*) are the user's.
@@ -43,13 +48,14 @@
 C_BEGIN
 
 /**
- * nccl_comm_open() - join the NCCL communicators of all ranks. All ranks call it.
- * @device: of this rank; borrowed, and waits of it are watched from now on.
+ * nccl_comm_open() - begin to join the NCCL communicators of all ranks. All ranks call it.
+ * @device: of this rank; borrowed, and waits of it are watched once the communicator is ready.
  * @rv: borrowed; NULL when @world_size is 1: one rank has no communicators, only copies.
  * @timeout_ms: deadline of the opening, and of each host wait later.
  * @windows: comm_memory_open() makes symmetric windows, where all ranks can; the same on all.
  *
- * Return: ST_OK; ST_COMM (NCCL's words, or a peer's cause); ST_TIMEOUT; ST_MEMORY.
+ * Return: ST_OK; ST_COMM (NCCL's words, or a peer's cause); ST_TIMEOUT; ST_MEMORY. What else fails
+ * in joining them is comm_ready()'s failure.
  */
 MUST_CHECK enum status nccl_comm_open(struct comm **out, struct device *device, int rank,
                                       int world_size, struct rendezvous *rv, int64_t timeout_ms,

@@ -139,6 +139,9 @@ MUST_CHECK enum status nccl_memory_open(struct comm *comm, struct device *device
                                         size_t bytes);
 void nccl_memory_close(struct comm *comm, struct device *device, void **memory);
 
+/** nccl_memory_ready() - the communicators stand: register the block with them, if there is one. */
+MUST_CHECK enum status nccl_memory_ready(struct nccl_comm *n);
+
 C_END
 
 #endif

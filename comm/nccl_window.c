@@ -74,23 +74,41 @@ static void window_free(struct nccl_comm *n)
     memset(n->registered, 0, sizeof n->registered);
 }
 
-static enum status window_open(struct nccl_comm *n, size_t bytes, bool *all, char why[WHY_BYTES])
+static void say_without(struct nccl_comm *n, const char *why)
+{
+    snprintf(n->base.memory_text, sizeof n->base.memory_text,
+             "collectives without symmetric windows: %s", why);
+}
+
+/* Those that could register the block take that back. It stays what it is, plain memory. */
+static enum status window_take_back(struct nccl_comm *n, const char *why)
+{
+    say_without(n, why);
+    TRY(nccl_call_start(n, run_deregister));
+    TRY(nccl_job_wait(n, CALL, n->base.timeout_ms, true, "taking back symmetric windows"));
+    memset(n->registered, 0, sizeof n->registered);
+    return ST_OK;
+}
+
+enum status nccl_memory_ready(struct nccl_comm *n)
 {
     size_t before = 0, after = 0;
-    TRY(all_can(n, window_alloc(n, bytes), all, why));
-    if (!*all)
+    char why[WHY_BYTES];
+    bool all = false;
+    if (n->window == NULL)
         return ST_OK;
     TRY(device_memory_used(n->device, &before));
     enum status st = window_register(n);
     if (st == ST_TIMEOUT)
         return st;
-    TRY(all_can(n, st, all, why));
-    if (!*all) { /* those that could take it back */
-        TRY(nccl_call_start(n, run_deregister));
-        return nccl_job_wait(n, CALL, n->base.timeout_ms, true, "taking back symmetric windows");
-    }
+    TRY(all_can(n, st, &all, why));
+    if (!all)
+        return window_take_back(n, why);
     TRY(device_memory_used(n->device, &after));
     n->base.window_bytes = after > before ? after - before : 0;
+    snprintf(n->base.memory_text, sizeof n->base.memory_text,
+             "collectives in symmetric windows of %.0f MiB, %.1f MiB of tables",
+             (double)n->window_size / 1048576.0, (double)n->base.window_bytes / 1048576.0);
     return ST_OK;
 }
 
@@ -103,18 +121,14 @@ enum status nccl_memory_open(struct comm *comm, struct device *device, void **ou
     if (comm->world_size == 1)
         return device_alloc(device, out, bytes);
     if (n->wants_windows)
-        TRY(window_open(n, bytes, &all, why));
-    if (all) {
-        snprintf(comm->memory_text, sizeof comm->memory_text,
-                 "collectives in symmetric windows of %.0f MiB, %.1f MiB of tables",
-                 (double)bytes / 1048576.0, (double)comm->window_bytes / 1048576.0);
-        *out = n->window;
-        return ST_OK;
+        TRY(all_can(n, window_alloc(n, bytes), &all, why));
+    if (!all) {
+        say_without(n, why);
+        window_free(n);
+        return device_alloc(device, out, bytes);
     }
-    snprintf(comm->memory_text, sizeof comm->memory_text,
-             "collectives without symmetric windows: %s", why);
-    window_free(n);
-    return device_alloc(device, out, bytes);
+    *out = n->window;
+    return comm->opening ? ST_OK : nccl_memory_ready(n);
 }
 
 /*

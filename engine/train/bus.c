@@ -24,26 +24,24 @@ static enum status gather(double *seconds, float *whole, int64_t numel, struct d
     return ST_OK;
 }
 
-enum status bus_measure(struct bus *bus, struct device *device, struct comm *comm, size_t bytes)
+enum status bus_measure(struct bus *bus, struct device *device, struct comm *comm, void *memory,
+                        size_t bytes)
 {
     enum status st = ST_OK;
     struct event done = {0};
-    void *whole = NULL;
     int64_t world = comm->world_size;
     int64_t numel = (int64_t)(bytes / sizeof(float)) / world / 128 * 128;
     *bus = (struct bus){.bytes = (size_t)(numel * world) * sizeof(float)};
     TRY(event_open(device, &done));
-    TRY_GOTO(st, out, comm_memory_open(comm, device, &whole, bus->bytes));
     for (int i = 0; i < 1 + REPEATS; i++) {
         double seconds = 0;
-        TRY_GOTO(st, out, gather(&seconds, whole, numel, device, comm, &done));
+        TRY_GOTO(st, out, gather(&seconds, memory, numel, device, comm, &done));
         if (i == 1 || (i > 1 && seconds < bus->seconds)) /* the first makes connections */
             bus->seconds = seconds;
     }
     bus->bytes_a_second = (double)(numel * (world - 1)) * sizeof(float) / bus->seconds;
     TRY_GOTO(st, out, comm_barrier(comm)); /* nobody reads this memory any more */
 out:
-    comm_memory_close(comm, device, &whole);
     event_close(&done);
     return st;
 }
@@ -60,19 +58,19 @@ void bus_settings(char *out, size_t bytes)
     }
 }
 
-enum status bus_report(struct device *device, struct comm *comm)
+enum status bus_report(struct device *device, struct comm *comm, void *memory, size_t bytes)
 {
     char settings[SETTINGS_BYTES], peers[96] = "";
     struct bus bus;
     int direct = 0, others = 0;
-    TRY(bus_measure(&bus, device, comm, REPORT_BYTES));
+    TRY(bus_measure(&bus, device, comm, memory, bytes < REPORT_BYTES ? bytes : REPORT_BYTES));
     device_cuda_peers(device->index, &direct, &others);
     if (others > 0)
         snprintf(peers, sizeof peers, "; this GPU reaches %d of %d others directly", direct,
                  others);
     bus_settings(settings, sizeof settings);
     if (comm->rank == 0)
-        log_info("run", "bus: all_gather of %.0f MiB over %d ranks %.2f ms, %.1f GB/s%s%s%s",
+        log_info("run", "bus: all_gather of %.3g MiB over %d ranks %.2f ms, %.1f GB/s%s%s%s",
                  (double)bus.bytes / 1048576.0, comm->world_size, bus.seconds * 1e3,
                  bus.bytes_a_second * 1e-9, peers, settings[0] != '\0' ? "; set for NCCL: " : "",
                  settings);

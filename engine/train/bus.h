@@ -28,20 +28,23 @@ struct bus {
 };
 
 /**
- * bus_measure() - all ranks gather about @bytes from comm_memory_open()'s memory, which nobody else
- * has open. For a communicator that needs no staging.
+ * bus_measure() - all ranks gather about @bytes in place. For a communicator that needs no staging.
+ * @memory: @bytes of comm_memory_open()'s block, at the same place of it on all ranks; what is
+ * there is lost.
  *
- * Return: ST_OK; as comm_memory_open() and comm_all_gather().
+ * Return: ST_OK; as comm_all_gather().
  */
 MUST_CHECK enum status bus_measure(struct bus *bus, struct device *device, struct comm *comm,
-                                   size_t bytes);
+                                   void *memory, size_t bytes);
 
 /** bus_settings() - "NCCL_A=1 NCCL_B=x" of the environment into @out, cut off where it is full;
  * "": there are none. */
 void bus_settings(char *out, size_t bytes);
 
-/** bus_report() - bus_measure() and the line above. All ranks call it. Return: as bus_measure(). */
-MUST_CHECK enum status bus_report(struct device *device, struct comm *comm);
+/** bus_report() - bus_measure() in up to 32 MiB of @memory, and the line above. All ranks call it.
+ * Return: as bus_measure(). */
+MUST_CHECK enum status bus_report(struct device *device, struct comm *comm, void *memory,
+                                  size_t bytes);
 
 C_END
 

@@ -2,6 +2,7 @@
 
 #include <stddef.h>
 
+#include "comm/skip.h"
 #include "engine/base/log.h"
 #include "engine/train/evaluate.h"
 
@@ -19,18 +20,34 @@ static enum status rehearse_step(struct trainer *t)
     return executor_run(&t->executor, PROGRAM_STEP, t->micro, NULL);
 }
 
-enum status capture_rehearse(struct trainer *t)
+static enum status rehearse(struct trainer *t)
 {
     struct stream *s = &t->device->streams[STREAM_COMPUTE];
-    size_t before = 0, after = 0;
-    TRY(device_memory_used(t->device, &before));
     TRY(executor_run(&t->executor, PROGRAM_PROLOGUE, NULL, NULL));
     if (t->total_steps > 0)
         TRY(rehearse_step(t));
     TRY(executor_run(&t->executor, PROGRAM_FLUSH, NULL, NULL));
     TRY(evaluator_rehearse(t->evaluator, t));
     TRY(device_fill(s, executor_shared(&t->executor, SHARED_STATE), 0, sizeof(struct step_state)));
-    TRY(stream_sync(s));
+    return stream_sync(s);
+}
+
+enum status capture_rehearse_alone(struct trainer *t)
+{
+    struct comm *beside = NULL;
+    TRY(skip_beside(&beside, t->comm));
+    t->executor.comm = beside;
+    enum status st = rehearse(t);
+    t->executor.comm = t->comm;
+    comm_close(&beside);
+    return st;
+}
+
+enum status capture_rehearse(struct trainer *t)
+{
+    size_t before = 0, after = 0;
+    TRY(device_memory_used(t->device, &before));
+    TRY(rehearse(t));
     TRY(device_memory_used(t->device, &after));
     log_info("train", "rehearsal: %.1f MiB of kernels and connections",
              ((double)after - (double)before) / 1048576.0);

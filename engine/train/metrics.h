@@ -34,7 +34,7 @@ struct epoch_loss {
 struct card_memory {
     size_t context;      /* all that was taken when the device was opened, by others too */
     size_t library;      /* of engine/ops */
-    size_t communicator; /* NCCL */
+    size_t communicator; /* NCCL, and the kernels loaded while it connects the ranks */
     size_t arena;        /* the account's arena_bytes, in granules */
     size_t windows;      /* registering the arena with NCCL (comm/nccl.h) */
     size_t set_up;       /* rehearsal, weights: kernels that are loaded when first used */

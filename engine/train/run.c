@@ -247,6 +247,7 @@ enum status run_rank(const struct rank_run *r, struct device *device, struct com
     device->early_launch &= r->config->train.early_launch;
     if (comm->rank == 0)
         trainer.start = r->options->start;
+    trainer.says_bus = !r->options->quiet && device->asynchronous && comm->world_size > 1;
     start_times_part(trainer.start, "ranks");
     TRY_GOTO(st, out,
              trainer_open(&trainer, r->config, r->data, device, comm, r->metrics, &executor));

@@ -7,7 +7,6 @@
 #include "comm/skip.h"
 #include "engine/base/log.h"
 #include "engine/train/background.h"
-#include "engine/train/bus.h"
 #include "engine/train/run.h"
 #ifdef TESSERA_CUDA
 #include "comm/nccl.h"
@@ -83,31 +82,34 @@ out:
     return st;
 }
 
+/* NCCL only begins to connect the ranks here (comm_ready()). */
 static enum status open_gpu(struct process *p, const struct run_config *config,
-                            const struct launch *launch, bool with_data)
+                            const struct launch *launch, const struct run_options *options)
 {
     int index = 0, local = launch->local_size > 0 ? launch->local_size : 1;
+    int visible = device_cuda_count(); /* starts up the driver */
+    start_times_part(options->start, "driver");
     TRY(open_rendezvous(&p->rendezvous, config, launch));
-    TRY(launch_device(&index, launch, device_cuda_count()));
+    TRY(launch_device(&index, launch, visible));
     int threads = run_threads(config, local); /* of the CPUs that there are before binding */
     TRY(bind_to_gpu(p, config, launch, index));
-    if (with_data)
+    start_times_part(options->start, "meeting");
+    if (options->alone == NULL)
         background_start(&p->loader, launch->rank, load_data, p);
     TRY(device_open(&p->device, DEVICE_CUDA, config->train.precision, index, threads));
     binding_check(&p->binding, "CUDA");
-    TRY(nccl_comm_open(&p->comm, p->device, launch->rank, launch->world_size, p->rendezvous,
-                       config->train.timeout_s * 1000, config->train.windows));
-    binding_check(&p->binding, "NCCL");
-    return ST_OK;
+    start_times_part(options->start, "context");
+    return nccl_comm_open(&p->comm, p->device, launch->rank, launch->world_size, p->rendezvous,
+                          config->train.timeout_s * 1000, config->train.windows);
 }
 
 #else
 
 static enum status open_gpu(struct process *p, const struct run_config *config,
-                            const struct launch *launch, bool with_data)
+                            const struct launch *launch, const struct run_options *options)
 {
     (void)p;
-    (void)with_data;
+    (void)options;
     (void)config;
     (void)launch;
     return FAIL(UNSUPPORTED, "train.device: cuda is not built in; build with CUDA=1");
@@ -188,18 +190,17 @@ enum status run_process(const struct run_config *config, const struct launch *la
     log_set_rank(launch->rank);
     TRY_GOTO(st, out,
              config->train.comm == COMM_MPI ? open_cpu(&p, config, launch)
-                                            : open_gpu(&p, config, launch, options->alone == NULL));
+                                            : open_gpu(&p, config, launch, options));
     if (getenv("TESSERA_SKIP_COLLECTIVES") != NULL)
         TRY_GOTO(st, out, skip_open(&p.comm));
     if (options->wrap_comm != NULL)
         TRY_GOTO(st, out, options->wrap_comm(options->context, &p.comm));
     start_times_part(options->start, "device");
     if (options->alone != NULL) {
+        TRY_GOTO(st, out, comm_ready(p.comm));
         st = options->alone(options->context, p.device, p.comm);
         goto out;
     }
-    if (!options->quiet && p.device->asynchronous && p.comm->world_size > 1)
-        TRY_GOTO(st, out, bus_report(p.device, p.comm));
     TRY_GOTO(st, out, take_data(&p));
     start_times_part(options->start, "features");
     if (speaks)

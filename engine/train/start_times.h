@@ -7,6 +7,12 @@
  * Each part is what has passed since the one before, so they add up. "load" is the time from exec
  * to main(), in which libraries are loaded; the system gives it in hundredths of a second. Of a run
  * with several processes it is rank 0's.
+ *
+ * On GPUs "driver" is the start of CUDA's driver, which knows all GPUs of the machine; "meeting" is
+ * until all processes are there and bound; "context" is the GPU's, "device" the beginning of NCCL,
+ * which connects the ranks from then on in a thread. "kernels" loads what computes meanwhile, and
+ * "connections" is what is left to wait for. "bus" is the measurement of that line, "rehearsal" the
+ * one with collectives.
  */
 #ifndef ENGINE_TRAIN_START_TIMES_H
 #define ENGINE_TRAIN_START_TIMES_H
@@ -15,7 +21,7 @@
 
 C_BEGIN
 
-enum { START_PARTS = 16 };
+enum { START_PARTS = 24 };
 
 struct start_times { /* zero-initialise */
     double begin_s, last_s;

@@ -4,9 +4,11 @@
 #include <math.h>
 #include <string.h>
 
+#include "engine/base/arena.h"
 #include "engine/base/log.h"
 #include "engine/base/text.h"
 #include "engine/train/auto_stage.h"
+#include "engine/train/bus.h"
 #include "engine/train/capture.h"
 #include "engine/train/checkpoint.h"
 #include "engine/train/checkpoint_model.h"
@@ -110,8 +112,10 @@ static enum status plan_run(struct trainer *t)
     train_rows = train_rows > 0 ? train_rows : 1;
     eval_rows = eval_rows > 0 ? eval_rows : 1;
     int stage = (int)config->train.zero_stage;
-    if (stage == ZERO_STAGE_AUTO)
+    if (stage == ZERO_STAGE_AUTO) {
+        TRY(comm_ready(t->comm)); /* what is free counts, and a communicator takes some */
         TRY(auto_stage(&stage, t, train_rows, eval_rows));
+    }
     TRY(setup_init(&t->setup, config, t->device, world, stage, train_rows, eval_rows));
     if (t->metrics != NULL)
         t->metrics->zero_stage = stage;
@@ -140,16 +144,52 @@ static enum status check_room(const struct trainer *t)
                 needs, ranks, has);
 }
 
-/* Of what came with the arena, the part that its registration took. */
-static void name_windows(struct trainer *t)
+/* Of what came with the arena, the part that its registration took. Where the communicator was
+ * opened meanwhile (@overlapped), it has what the arena, whose size is known, did not take, and the
+ * registration came with its end. */
+static void name_windows(struct trainer *t, bool overlapped)
 {
-    size_t windows = t->comm->window_bytes;
-    if (windows > t->card.arena)
-        windows = t->card.arena;
-    t->card.arena -= windows;
-    t->card.windows = windows;
+    enum { GRAIN = 2 << 20 /* the card gives memory in pieces of that */ };
+    struct card_memory *m = &t->card;
+    size_t windows = t->comm->window_bytes, both = m->communicator + m->arena;
+    size_t arena = (size_t)round_up((int64_t)t->executor.arena_bytes, GRAIN);
+    size_t *of = overlapped ? &m->communicator : &m->arena;
+    if (overlapped) {
+        m->arena = arena < both ? arena : both;
+        m->communicator = both - m->arena;
+    }
+    m->windows = windows < *of ? windows : *of;
+    *of -= m->windows;
     if (t->comm->memory_text[0] != '\0')
         log_info("train", "%s", t->comm->memory_text);
+}
+
+/* While the ranks are still being connected, what a rehearsal can do without them. */
+static enum status meet(struct trainer *t, bool overlapped)
+{
+    if (overlapped) {
+        TRY(capture_rehearse_alone(t));
+        start_times_part(t->start, "kernels");
+    }
+    TRY(comm_ready(t->comm));
+    if (overlapped)
+        TRY(card_grown(t, &t->card.communicator));
+    name_windows(t, overlapped);
+    if (overlapped)
+        start_times_part(t->start, "connections");
+    return ST_OK;
+}
+
+/* In what is no state, and will be written before it is read. */
+static enum status say_bus(const struct trainer *t)
+{
+    const struct executor *ex = &t->executor;
+    size_t state = (size_t)round_up((int64_t)t->account.persistent_bytes, ARENA_ALIGN);
+    if (!t->says_bus || ex->arena == NULL || state >= ex->arena_bytes)
+        return ST_OK;
+    TRY(bus_report(t->device, t->comm, ex->arena + state, ex->arena_bytes - state));
+    start_times_part(t->start, "bus");
+    return ST_OK;
 }
 
 /* The state of a checkpoint, the weights of one or of a model's folder, or random ones. */
@@ -186,7 +226,6 @@ enum status trainer_open(struct trainer *t, const struct run_config *config,
     TRY(executor_open(&t->executor, device, comm, &t->setup.model, &t->setup.layout, &t->plan,
                       &t->account, &hyper, options));
     TRY(card_grown(t, &t->card.arena));
-    name_windows(t);
     TRY(open_slots(t));
     TRY(evaluator_open(&t->evaluator, t));
     start_times_part(t->start, "memory");
@@ -194,9 +233,12 @@ enum status trainer_open(struct trainer *t, const struct run_config *config,
     if (device->fixed_rows)
         products_open(t);
 #endif
+    bool overlapped = comm->opening && device->fixed_rows;
+    TRY(meet(t, overlapped));
+    TRY(say_bus(t));
     if (device->fixed_rows) {
         TRY(capture_rehearse(t));
-        start_times_part(t->start, "kernels");
+        start_times_part(t->start, overlapped ? "rehearsal" : "kernels");
     }
     TRY(fill_weights(t));
     start_times_part(t->start, "weights");

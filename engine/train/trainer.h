@@ -43,6 +43,7 @@ struct trainer {
     struct comm *comm;
     struct metrics *metrics;   /* rank 0's; NULL on the others */
     struct start_times *start; /* borrowed, or NULL; set before trainer_open() */
+    bool says_bus;             /* as bus_report() does; set before it too, the same on all ranks */
     struct setup setup;
     struct plan plan;
     struct account account;
