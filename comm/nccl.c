@@ -239,18 +239,22 @@ static void run_open(struct job *job)
             NCCL(ncclCommSplit(n->comms[GATHER], 0, n->base.rank, &n->comms[REDUCE], &config));
 }
 
-/* Rank 0's id for all. Each rank sends its own, and only the first is used. */
-static enum status share_id(struct nccl_comm *n)
+/* Each rank sends an id, and only the first is used. */
+enum status nccl_id_share(struct nccl_id *id, int rank, int world_size, struct rendezvous *rv)
 {
     enum status st = ST_OK;
-    ncclUniqueId *all = NULL;
-    TRY_GOTO(st, out, mem_alloc(&all, (size_t)n->base.world_size * sizeof *all));
-    if (n->base.rank == 0)
-        TRY_GOTO(st, out, NCCL(ncclGetUniqueId(&n->id)));
-    if (n->rv != NULL) {
-        TRY_GOTO(st, out, rendezvous_exchange(n->rv, all, &n->id, sizeof n->id));
-        n->id = all[0];
-    }
+    ncclUniqueId mine;
+    struct nccl_id *all = NULL;
+    _Static_assert(sizeof mine == sizeof *id, "the library's id fits exactly");
+    memset(&mine, 0, sizeof mine);
+    memset(id, 0, sizeof *id);
+    if (world_size == 1)
+        return ST_OK;
+    TRY_GOTO(st, out, mem_alloc(&all, (size_t)world_size * sizeof *all));
+    if (rank == 0)
+        TRY_GOTO(st, out, NCCL(ncclGetUniqueId(&mine)));
+    TRY_GOTO(st, out, rendezvous_exchange(rv, all, &mine, sizeof mine));
+    *id = all[0];
 out:
     mem_free(&all);
     return st;
@@ -260,14 +264,14 @@ static enum status begin_opening(struct nccl_comm *n)
 {
     if (n->base.world_size == 1)
         return ST_OK;
-    TRY(share_id(n));
     TRY(nccl_call_start(n, run_open));
     n->base.opening = true;
     return ST_OK;
 }
 
 enum status nccl_comm_open(struct comm **out, struct device *device, int rank, int world_size,
-                           struct rendezvous *rv, int64_t timeout_ms, bool windows)
+                           const struct nccl_id *id, struct rendezvous *rv, int64_t timeout_ms,
+                           bool windows)
 {
     struct nccl_comm *n = NULL;
     *out = NULL;
@@ -277,6 +281,7 @@ enum status nccl_comm_open(struct comm **out, struct device *device, int rank, i
         .ops = &nccl_ops, .rank = rank, .world_size = world_size, .timeout_ms = timeout_ms};
     n->device = device;
     n->rv = world_size > 1 ? rv : NULL;
+    memcpy(&n->id, id, sizeof n->id);
     n->wants_windows = windows;
     pthread_mutex_init(&n->lock, NULL);
     enum status st = begin_opening(n);

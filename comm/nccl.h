@@ -47,9 +47,24 @@
 
 C_BEGIN
 
+struct nccl_id { /* the library's, by which its communicators find each other */
+    char bytes[128];
+};
+
+/**
+ * nccl_id_share() - make one for all ranks, before they open their devices: each can then begin to
+ * connect as soon as its own is there. All ranks call it.
+ * @rv: NULL when @world_size is 1, where the id is all zero and not used.
+ *
+ * Return: ST_OK; ST_COMM, ST_TIMEOUT; ST_MEMORY.
+ */
+MUST_CHECK enum status nccl_id_share(struct nccl_id *id, int rank, int world_size,
+                                     struct rendezvous *rv);
+
 /**
  * nccl_comm_open() - begin to join the NCCL communicators of all ranks. All ranks call it.
  * @device: of this rank; borrowed, and waits of it are watched once the communicator is ready.
+ * @id: of nccl_id_share().
  * @rv: borrowed; NULL when @world_size is 1: one rank has no communicators, only copies.
  * @timeout_ms: deadline of the opening, and of each host wait later.
  * @windows: comm_memory_open() makes symmetric windows, where all ranks can; the same on all.
@@ -58,8 +73,8 @@ C_BEGIN
  * in joining them is comm_ready()'s failure.
  */
 MUST_CHECK enum status nccl_comm_open(struct comm **out, struct device *device, int rank,
-                                      int world_size, struct rendezvous *rv, int64_t timeout_ms,
-                                      bool windows);
+                                      int world_size, const struct nccl_id *id,
+                                      struct rendezvous *rv, int64_t timeout_ms, bool windows);
 
 C_END
 

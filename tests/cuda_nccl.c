@@ -48,6 +48,7 @@ struct bench {
 static enum status bench_open(struct bench *b, const struct launch *l, bool windows)
 {
     int index = 0;
+    struct nccl_id id;
     void *host = NULL;
     struct rendezvous_options options = {.rank = l->rank,
                                          .world_size = l->world_size,
@@ -58,12 +59,22 @@ static enum status bench_open(struct bench *b, const struct launch *l, bool wind
                                          .timeout_ms = TIMEOUT_MS};
     TRY(rendezvous_open(&b->rv, &options));
     TRY(launch_device(&index, l, device_cuda_count()));
+    TRY(nccl_id_share(&id, l->rank, l->world_size, b->rv));
     TRY(device_open(&b->device, DEVICE_CUDA, PRECISION_AUTO, index, 1));
-    TRY(nccl_comm_open(&b->comm, b->device, l->rank, l->world_size, b->rv, TIMEOUT_MS, windows));
+    TRY(nccl_comm_open(&b->comm, b->device, l->rank, l->world_size, &id, b->rv, TIMEOUT_MS,
+                       windows));
     b->bytes = (size_t)NUMEL * 4 * (size_t)l->world_size;
     size_t each = (size_t)round_up((int64_t)b->bytes, ARENA_ALIGN);
     TRY(comm_memory_open(b->comm, b->device, &b->memory, 3 * each));
+    /* Until then the ranks are being connected, and what needs no peer goes on. */
+    if (b->comm->opening != (l->world_size > 1))
+        return FAIL(CORRUPT, "rank %d: opening is %d", l->rank, b->comm->opening);
+    TRY(device_fill(&b->device->streams[STREAM_COMPUTE], b->memory, 0, b->bytes));
+    TRY(stream_sync(&b->device->streams[STREAM_COMPUTE]));
+    TRY(comm_barrier(b->comm));
     TRY(comm_ready(b->comm));
+    if (b->comm->opening)
+        return FAIL(CORRUPT, "rank %d: it is ready and still opens", l->rank);
     if ((strstr(b->comm->memory_text, "in symmetric windows") != NULL) != windows)
         return FAIL(CORRUPT, "rank %d: %s", l->rank, b->comm->memory_text);
     b->a = b->memory;

@@ -87,19 +87,21 @@ static enum status open_gpu(struct process *p, const struct run_config *config,
                             const struct launch *launch, const struct run_options *options)
 {
     int index = 0, local = launch->local_size > 0 ? launch->local_size : 1;
+    struct nccl_id id;
     int visible = device_cuda_count(); /* starts up the driver */
     start_times_part(options->start, "driver");
     TRY(open_rendezvous(&p->rendezvous, config, launch));
     TRY(launch_device(&index, launch, visible));
     int threads = run_threads(config, local); /* of the CPUs that there are before binding */
     TRY(bind_to_gpu(p, config, launch, index));
+    TRY(nccl_id_share(&id, launch->rank, launch->world_size, p->rendezvous));
     start_times_part(options->start, "meeting");
     if (options->alone == NULL)
         background_start(&p->loader, launch->rank, load_data, p);
     TRY(device_open(&p->device, DEVICE_CUDA, config->train.precision, index, threads));
     binding_check(&p->binding, "CUDA");
     start_times_part(options->start, "context");
-    return nccl_comm_open(&p->comm, p->device, launch->rank, launch->world_size, p->rendezvous,
+    return nccl_comm_open(&p->comm, p->device, launch->rank, launch->world_size, &id, p->rendezvous,
                           config->train.timeout_s * 1000, config->train.windows);
 }
 
