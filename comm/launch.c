@@ -343,7 +343,7 @@ enum status launch_see_one(struct launch *l)
 {
     const char *wanted = get("TESSERA_ONE_GPU"), *list = getenv("CUDA_VISIBLE_DEVICES");
     char mine[128];
-    if (wanted == NULL || strcmp(wanted, "1") != 0)
+    if (wanted == NULL || strcmp(wanted, "1") != 0 || launch_shares_gpus())
         return ST_OK;
     if (list == NULL)
         snprintf(mine, sizeof mine, "%d", l->local_rank);
@@ -358,6 +358,11 @@ enum status launch_see_one(struct launch *l)
 enum status launch_device(int *index, const struct launch *l, int visible)
 {
     *index = l->local_rank;
+    if (visible < 1 && l->sees_one)
+        return FAIL(UNSUPPORTED,
+                    "local rank %d has no GPU: TESSERA_ONE_GPU=1 leaves it %s, which is not there; "
+                    "start at most one rank a GPU",
+                    l->local_rank, getenv("CUDA_VISIBLE_DEVICES"));
     if (visible < 1)
         return FAIL(UNSUPPORTED,
                     "rank %d sees no GPU (CUDA_VISIBLE_DEVICES, or the --gpus of the "

@@ -75,7 +75,8 @@ bool launch_shares_gpus(void);
 /**
  * launch_see_one() - with TESSERA_ONE_GPU=1 in the environment, for measurements: leave in
  * CUDA_VISIBLE_DEVICES this rank's GPU alone, so that CUDA's driver starts up one GPU, not all. To
- * be called before CUDA is. A list that does not reach this rank stays: launch_device() judges it.
+ * be called before CUDA is. A list that does not reach this rank stays, for launch_device() to
+ * judge, as does every list where launch_shares_gpus().
  *
  * Return: ST_OK; ST_SYSTEM.
  */

@@ -518,6 +518,24 @@ static void a_rank_can_be_left_its_own_gpu_alone(void **state)
     }
 }
 
+static void a_gpu_that_is_not_there_is_named(void **state)
+{
+    (void)state;
+    struct launch l = {.origin = LAUNCH_TESSERA, .rank = 5, .local_rank = 5, .world_size = 6};
+    int index = -1;
+    set_environment("TESSERA_ONE_GPU=1");
+    assert_ok(launch_see_one(&l));
+    assert_fails(launch_device(&index, &l, 0), ST_UNSUPPORTED,
+                 "local rank 5 has no GPU: TESSERA_ONE_GPU=1 leaves it 5, which is not there");
+    l.sees_one = false;
+    set_environment("TESSERA_ONE_GPU=1 NCCL_MULTI_RANK_GPU_ENABLE=1");
+    assert_ok(launch_see_one(&l));
+    assert_false(l.sees_one);
+    assert_null(getenv("CUDA_VISIBLE_DEVICES"));
+    assert_ok(launch_device(&index, &l, 1));
+    assert_int_equal(index, 0);
+}
+
 static void ranks_share_gpus_only_where_nccl_was_told_so(void **state)
 {
     (void)state;
@@ -586,6 +604,7 @@ int main(int argc, char **argv)
                                   clear_environment),
         cmocka_unit_test(b90_one_visible_gpu_a_task_is_normal),
         cmocka_unit_test_teardown(a_rank_can_be_left_its_own_gpu_alone, clear_environment),
+        cmocka_unit_test_teardown(a_gpu_that_is_not_there_is_named, clear_environment),
         cmocka_unit_test_teardown(ranks_share_gpus_only_where_nccl_was_told_so, clear_environment),
     };
     set_environment("");
