@@ -295,9 +295,13 @@ static void close_graph(struct graph *g)
 
 /* ---- marks and timers ----------------------------------------------------------------------- */
 
+/* Ahead of a collective it stands in line: NCCL's kernels may be placed early, as ours are, and
+ * would hold multiprocessors all the time that they wait for their turn. */
 static enum status mark(struct stream *s, uint32_t value)
 {
-    return mark_launch(s->handle, &s->last_mark, &s->device->progress->word[s->id], value);
+    bool in_line = s->id == STREAM_GATHER || s->id == STREAM_REDUCE;
+    return mark_launch(s->handle, in_line ? NULL : &s->last_mark, &s->device->progress->word[s->id],
+                       value);
 }
 
 static enum status timer_open(struct device *device, struct device_timer *t)

@@ -41,12 +41,14 @@ enum status mark_launch(void *stream, void **last, uint32_t *word, uint32_t valu
     cudaGraph_t graph = NULL;
     const cudaGraphNode_t *behind = NULL;
     size_t count = 0;
+    if (last != NULL) {
 #if CUDART_VERSION >= 13000
-    const cudaGraphEdgeData *edges = NULL;
-    TRY(CUDA(cudaStreamGetCaptureInfo(s, &capturing, NULL, &graph, &behind, &edges, &count)));
+        const cudaGraphEdgeData *edges = NULL;
+        TRY(CUDA(cudaStreamGetCaptureInfo(s, &capturing, NULL, &graph, &behind, &edges, &count)));
 #else
-    TRY(CUDA(cudaStreamGetCaptureInfo_v2(s, &capturing, NULL, &graph, &behind, &count)));
+        TRY(CUDA(cudaStreamGetCaptureInfo_v2(s, &capturing, NULL, &graph, &behind, &count)));
 #endif
+    }
     if (capturing == cudaStreamCaptureStatusActive)
         return mark_beside(graph, behind, count, last, word, value);
     mark_kernel<<<1, 1, 0, s>>>(word, value);
@@ -128,8 +130,9 @@ enum status fill_nodes(void *graph)
     TRY_GOTO(st, out, CUDA(cudaGraphGetNodes(g, nodes, &count)));
     for (size_t i = 0; i < count; i++) {
         enum cudaGraphNodeType type;
-        TRY_GOTO(st, out, CUDA(cudaGraphNodeGetType(nodes[i], &type)));
-        if (type == cudaGraphNodeTypeMemset)
+        if (cudaGraphNodeGetType(nodes[i], &type) != cudaSuccess)
+            (void)cudaGetLastError(); /* a kind that CUDA's runtime has no name for */
+        else if (type == cudaGraphNodeTypeMemset)
             TRY_GOTO(st, out, replace_clear(g, nodes[i], greatest));
     }
 out:

@@ -14,9 +14,9 @@ C_BEGIN
 
 /**
  * mark_launch() - *word = value when @stream (a cudaStream_t) comes to it.
- * @last: the stream's last mark in the capture that is under way, NULL before the first; kept up to
- * date. In a capture nothing waits for a mark but the next one: what follows on the stream begins
- * as if there were none, and the graph ends when its marks are written, too.
+ * @last: NULL: what follows on the stream waits for the mark. Else in a capture nothing waits for
+ * it but the next mark, what follows begins as if there were none, and the graph ends when its
+ * marks are written, too; *@last is the stream's last mark in that capture, NULL before the first.
  * @word: in pinned host memory that the device can write.
  */
 MUST_CHECK enum status mark_launch(void *stream, void **last, uint32_t *word, uint32_t value);
