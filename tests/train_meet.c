@@ -24,23 +24,22 @@ static struct run_config tiny(int ranks, int stage)
 
 static int left_behind; /* atomic: ranks whose weights or moments were no longer zero */
 
-enum { VIEWS = 8 };
+enum { VIEWS = 6 };
 
 struct piece {
     void *at; /* NULL: there is none */
     size_t bytes;
 };
 
-/* What a rank has of a unit's weights and moments; some lie in others. */
+/* What a rank has of a unit's weights, which are fp32 here, and moments; some lie in others. */
 static void pieces_of(struct piece p[VIEWS], const struct trainer *t, int unit)
 {
     struct shard_view v = executor_shard(&t->executor, unit);
     size_t shard = (size_t)v.numel * sizeof(float);
     size_t whole = (size_t)t->setup.layout.units[unit].padded_numel * sizeof(float);
-    const struct piece all[VIEWS] = {{v.master, shard},       {v.adam_m, shard},
-                                     {v.adam_v, shard},       {v.master_whole, whole},
-                                     {v.adam_m_whole, whole}, {v.adam_v_whole, whole},
-                                     {v.param_whole, whole},  {v.param_shard, shard}};
+    const struct piece all[VIEWS] = {{v.param_shard, shard}, {v.param_whole, whole},
+                                     {v.adam_m, shard},      {v.adam_m_whole, whole},
+                                     {v.adam_v, shard},      {v.adam_v_whole, whole}};
     memcpy(p, all, sizeof all);
 }
 
