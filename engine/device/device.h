@@ -200,8 +200,8 @@ MUST_CHECK enum status device_fill(struct stream *s, void *out, int byte, size_t
 
 /**
  * device_mark() - write @value to the stream's progress word when the stream comes to here. A
- * watchdog reads it with device_progress() to say where a rank stands. In a capture nothing but what
- * follows on the streams of collectives waits for it.
+ * watchdog reads it with device_progress() to say where a rank stands. In a capture nothing waits
+ * for it but what follows on the streams of collectives.
  */
 MUST_CHECK enum status device_mark(struct stream *s, uint32_t value);
 
