@@ -11,9 +11,9 @@
  *     save          as between two steps; then wait for the files. Prints the new checkpoint too.
  *                   call_s: until the call returns; blocked_s: until the state may change
  *     load PATH     master weights, m and v of all ranks
- *     floor BYTES   what a save and a load cannot avoid: a copy of the state to the host; planes
- *                   and zstd alone; a file of BYTES a rank, written and flushed, and read again
- *                   from the disk and from memory
+ *     floor BYTES   what a save and a load cannot avoid: a copy of the state to the host; on a card
+ *                   the halves of master weights put together; planes and zstd alone; a file of
+ *                   BYTES a rank, written and flushed, and read again from the disk and from memory
  *
  * RANKS threads at stage 3, as `tessera train` has them; with cuda one rank on the first GPU. All
  * ranks begin together; a time is that of the last to be ready. Answers are JSON lines.

@@ -44,8 +44,21 @@ struct bench {
     size_t bytes;
 };
 
+/* The last rank ends in the middle of its opening, with a cause. */
+static enum status end_here(struct bench *b, const struct launch *l, bool here)
+{
+    if (!here || l->rank != l->world_size - 1)
+        return ST_OK;
+    if (b->comm != NULL)
+        comm_abort(b->comm, "the disk is full");
+    else
+        rendezvous_abort(b->rv, "the disk is full");
+    return FAIL(IO, "the disk is full");
+}
+
 /* @windows: the buffers are to lie in symmetric windows. */
-static enum status bench_open(struct bench *b, const struct launch *l, bool windows)
+static enum status bench_open(struct bench *b, const struct launch *l, const char *role,
+                              bool windows)
 {
     int index = 0;
     struct nccl_id id;
@@ -61,6 +74,7 @@ static enum status bench_open(struct bench *b, const struct launch *l, bool wind
     TRY(launch_device(&index, l, device_cuda_count()));
     TRY(nccl_id_share(&id, l->rank, l->world_size, b->rv));
     TRY(device_open(&b->device, DEVICE_CUDA, PRECISION_AUTO, index, 1));
+    TRY(end_here(b, l, strcmp(role, "ends_before_joining") == 0));
     TRY(nccl_comm_open(&b->comm, b->device, l->rank, l->world_size, &id, b->rv, TIMEOUT_MS,
                        windows));
     b->bytes = (size_t)NUMEL * 4 * (size_t)l->world_size;
@@ -72,6 +86,7 @@ static enum status bench_open(struct bench *b, const struct launch *l, bool wind
     TRY(device_fill(&b->device->streams[STREAM_COMPUTE], b->memory, 0, b->bytes));
     TRY(stream_sync(&b->device->streams[STREAM_COMPUTE]));
     TRY(comm_barrier(b->comm));
+    TRY(end_here(b, l, strcmp(role, "ends_before_ready") == 0));
     TRY(comm_ready(b->comm));
     if (b->comm->opening)
         return FAIL(CORRUPT, "rank %d: it is ready and still opens", l->rank);
@@ -369,7 +384,7 @@ static int be_rank(char **argv)
     enum status st = launch_discover(&l, 0);
     if (st == ST_OK) {
         log_set_rank(l.rank);
-        st = bench_open(&b, &l, argv[4] != NULL);
+        st = bench_open(&b, &l, argv[3], argv[4] != NULL);
     }
     for (size_t i = 0; st == ST_OK && i < sizeof roles / sizeof roles[0]; i++)
         if (strcmp(roles[i].name, argv[3]) == 0)
@@ -528,6 +543,23 @@ static void b86_a_cause_reaches_ranks_that_wait_for_the_gpu(void **state)
     scratch_remove(&run.scratch);
 }
 
+/* Those that are connected behind the rest: NCCL itself would wait for the missing rank. */
+static void b86_a_cause_reaches_ranks_that_are_being_connected(void **state)
+{
+    static const char *const roles_that_end[] = {"ends_before_joining", "ends_before_ready"};
+    (void)state;
+    NEEDS_GPUS(2);
+    for (int i = 0; i < 2; i++) {
+        struct run run;
+        run_role(&run, roles_that_end[i], test_ranks(), true);
+        assert_int_not_equal(run.exit_code, 0);
+        for (int r = 0; r < run.ranks; r++)
+            assert_said(&run, r, "the disk is full");
+        assert_true(run.ms < TIMEOUT_MS / 2);
+        scratch_remove(&run.scratch);
+    }
+}
+
 static void a_silent_rank_is_a_time_out_that_says_what_was_waited_for(void **state)
 {
     (void)state;
@@ -590,6 +622,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_silent_rank_is_a_time_out_that_says_what_was_waited_for),
         cmocka_unit_test(b66_no_rank_has_a_context_on_anothers_card),
         cmocka_unit_test(b93_the_bus_between_gpus_is_measured),
+        cmocka_unit_test(b86_a_cause_reaches_ranks_that_are_being_connected),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
