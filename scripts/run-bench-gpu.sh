@@ -150,11 +150,11 @@ part_variants() {
     export TESSERA_SKIP_COLLECTIVES
     steps no-collectives large:16 large:64 base:8 --stages 0,1,3 --peers none
     unset TESSERA_SKIP_COLLECTIVES
-    echo "16 blocks for each of NCCL's symmetric kernels:"
-    NCCL_SYM_CTAS=16
-    export NCCL_SYM_CTAS
-    steps sym-ctas-16 large:16 --stages 0,1 --peers none
-    unset NCCL_SYM_CTAS
+    echo "As many blocks for each of NCCL's kernels as it would take itself:"
+    NCCL_MAX_CTAS=64
+    export NCCL_MAX_CTAS
+    steps max-ctas-64 large:16 --stages 0,1 --peers none
+    unset NCCL_MAX_CTAS
 }
 
 part_recipe() {
