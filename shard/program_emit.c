@@ -206,8 +206,7 @@ static void emit_reduce(struct builder *b, int unit, int micro_batch, struct pen
                                 : builder_buffer(b, CATEGORY_GRADIENTS, DTYPE_F32, unit, -1,
                                                  builder_whole_bytes(b, unit, DTYPE_F32));
     }
-    /* On the other stream: the next REDUCE need not wait for it, and links have room for both. */
-    in = builder_emit(b, OP_GATHER, ON_GATHER, unit, -1, FLAG_GRADIENT);
+    in = builder_emit(b, OP_GATHER, ON_REDUCE, unit, -1, FLAG_GRADIENT);
     operand_add_slice(in, ROLE_GRAD_SHARD, ACCESS_READ,
                       in_place ? b->grad[unit] : b->grad_shard[unit], in_place);
     operand_add(in, ROLE_GRAD, in_place ? ACCESS_READ_WRITE : ACCESS_WRITE, b->grad[unit]);
