@@ -176,11 +176,13 @@ static void abort_comm(struct comm *comm, const char *cause)
         nccl_start_aborts(n);
 }
 
-/* What a job still uses stays behind. */
+/* What a job still uses stays behind, and the device with it. */
 static void release(struct nccl_comm *n)
 {
-    if (!nccl_jobs_end(n, COMM_ABORT_MS))
+    if (!nccl_jobs_end(n, COMM_ABORT_MS)) {
+        n->device->lost = true;
         return;
+    }
     pthread_mutex_destroy(&n->lock);
     mem_free(&n);
 }

@@ -177,6 +177,8 @@ static void end_process(struct process *p, enum status st)
             _Exit(EXIT_FAILURE); /* exit() would wait for the device */
     }
     comm_close(&p->comm);
+    if (failed && p->device != NULL && p->device->lost)
+        _Exit(EXIT_FAILURE); /* a thread of NCCL's is still connecting the ranks */
     rendezvous_close(&p->rendezvous);
     device_close(&p->device);
     status_set_message(cause);
