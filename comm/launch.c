@@ -1,6 +1,5 @@
 #include "comm/launch.h"
 
-#include <errno.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -323,53 +322,16 @@ bool launch_shares_gpus(void)
     return value != NULL && strcmp(value, "1") == 0;
 }
 
-/* Item @index of a list with commas, into @out; false: it has fewer, or it does not fit. */
-static bool item_of(char *out, size_t bytes, const char *list, int index)
-{
-    for (; index > 0; index--) {
-        list += strcspn(list, ",");
-        if (*list++ == '\0')
-            return false;
-    }
-    size_t length = strcspn(list, ",");
-    if (length == 0 || length >= bytes)
-        return false;
-    memcpy(out, list, length);
-    out[length] = '\0';
-    return true;
-}
-
-enum status launch_see_one(struct launch *l)
-{
-    const char *wanted = get("TESSERA_ONE_GPU"), *list = getenv("CUDA_VISIBLE_DEVICES");
-    char mine[128];
-    if (wanted == NULL || strcmp(wanted, "1") != 0 || launch_shares_gpus())
-        return ST_OK;
-    if (list == NULL)
-        snprintf(mine, sizeof mine, "%d", l->local_rank);
-    else if (!item_of(mine, sizeof mine, list, l->local_rank))
-        return ST_OK;
-    if (setenv("CUDA_VISIBLE_DEVICES", mine, 1) != 0)
-        return FAIL(SYSTEM, "cannot set CUDA_VISIBLE_DEVICES=%s: %s", mine, strerror(errno));
-    l->sees_one = true;
-    return ST_OK;
-}
-
 enum status launch_device(int *index, const struct launch *l, int visible)
 {
     *index = l->local_rank;
-    if (visible < 1 && l->sees_one)
-        return FAIL(UNSUPPORTED,
-                    "local rank %d has no GPU: TESSERA_ONE_GPU=1 leaves it %s, which is not there; "
-                    "start at most one rank a GPU",
-                    l->local_rank, getenv("CUDA_VISIBLE_DEVICES"));
     if (visible < 1)
         return FAIL(UNSUPPORTED,
                     "rank %d sees no GPU (CUDA_VISIBLE_DEVICES, or the --gpus of the "
                     "job)",
                     l->rank);
     /* Our own ranks all see the same GPUs; a batch system may bind one to each task. */
-    if (visible == 1 && (l->origin != LAUNCH_TESSERA || l->sees_one)) {
+    if (visible == 1 && l->origin != LAUNCH_TESSERA) {
         *index = 0;
         return ST_OK;
     }

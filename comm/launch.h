@@ -21,7 +21,6 @@
 #ifndef COMM_LAUNCH_H
 #define COMM_LAUNCH_H
 
-#include <stdbool.h>
 #include <stdint.h>
 
 #include "comm/comm.h"
@@ -46,7 +45,6 @@ struct launch {
     char bind[256]; /* "" if not said */
     char token[96];
     int listen_fd; /* rank 0 of launch_spawn(): listens already; else -1 */
-    bool sees_one; /* launch_see_one() has left it its own GPU alone */
 };
 
 /** launch_origin_name() - "torchrun", "SLURM", ... for messages. */
@@ -71,16 +69,6 @@ MUST_CHECK enum status launch_check_address(const struct launch *l);
  * all stages can be tried, and watched, on a machine with one GPU; they gain no speed there.
  */
 bool launch_shares_gpus(void);
-
-/**
- * launch_see_one() - with TESSERA_ONE_GPU=1 in the environment, for measurements: leave in
- * CUDA_VISIBLE_DEVICES this rank's GPU alone, so that CUDA's driver starts up one GPU, not all. To
- * be called before CUDA is. A list that does not reach this rank stays, for launch_device() to
- * judge, as does every list where launch_shares_gpus().
- *
- * Return: ST_OK; ST_SYSTEM.
- */
-MUST_CHECK enum status launch_see_one(struct launch *l);
 
 /**
  * launch_device() - the GPU of this rank, as an index among the @visible ones.

@@ -325,9 +325,7 @@ static const char *const known[] = {"NCCL_MULTI_RANK_GPU_ENABLE",
                                     "SLURM_STEP_NODELIST",
                                     "SLURM_JOB_NODELIST",
                                     "SLURM_NODELIST",
-                                    "SLURM_STEP_TASKS_PER_NODE",
-                                    "CUDA_VISIBLE_DEVICES",
-                                    "TESSERA_ONE_GPU"};
+                                    "SLURM_STEP_TASKS_PER_NODE"};
 
 /* Only these variables: "NAME=value NAME=value". */
 static void set_environment(const char *text)
@@ -487,55 +485,6 @@ static void b90_one_visible_gpu_a_task_is_normal(void **state)
     assert_fails(launch_device(&index, &l, 1), ST_UNSUPPORTED, "local rank 3 has no GPU");
 }
 
-static void a_rank_can_be_left_its_own_gpu_alone(void **state)
-{
-    (void)state;
-    static const struct {
-        const char *given, *left; /* of CUDA_VISIBLE_DEVICES; NULL: not set */
-        bool alone;
-    } cases[] = {
-        {NULL, "2", true},           {"4,5,6,7", "6", true}, {"GPU-a,GPU-b,GPU-c", "GPU-c", true},
-        {"4,5", "4,5", false},       {"3", "3", false},      {"", "", false},
-        {"4,5,,7", "4,5,,7", false},
-    };
-    for (size_t i = 0; i < 2 * (sizeof cases / sizeof *cases); i++) {
-        bool wanted = i % 2 == 0, alone = wanted && cases[i / 2].alone;
-        struct launch l = {.origin = LAUNCH_TESSERA, .rank = 2, .local_rank = 2, .world_size = 4};
-        const char *given = cases[i / 2].given, *expected = wanted ? cases[i / 2].left : given;
-        int index = -1;
-        set_environment(wanted ? "TESSERA_ONE_GPU=1" : "TESSERA_ONE_GPU=0");
-        if (given != NULL)
-            assert_int_equal(setenv("CUDA_VISIBLE_DEVICES", given, 1), 0);
-        assert_ok(launch_see_one(&l));
-        const char *left = getenv("CUDA_VISIBLE_DEVICES");
-        assert_int_equal(left == NULL, expected == NULL);
-        if (left != NULL)
-            assert_string_equal(left, expected);
-        assert_true(l.sees_one == alone);
-        assert_int_equal(launch_device(&index, &l, 1), alone ? ST_OK : ST_UNSUPPORTED);
-        if (alone)
-            assert_int_equal(index, 0);
-    }
-}
-
-static void a_gpu_that_is_not_there_is_named(void **state)
-{
-    (void)state;
-    struct launch l = {.origin = LAUNCH_TESSERA, .rank = 5, .local_rank = 5, .world_size = 6};
-    int index = -1;
-    set_environment("TESSERA_ONE_GPU=1");
-    assert_ok(launch_see_one(&l));
-    assert_fails(launch_device(&index, &l, 0), ST_UNSUPPORTED,
-                 "local rank 5 has no GPU: TESSERA_ONE_GPU=1 leaves it 5, which is not there");
-    l.sees_one = false;
-    set_environment("TESSERA_ONE_GPU=1 NCCL_MULTI_RANK_GPU_ENABLE=1");
-    assert_ok(launch_see_one(&l));
-    assert_false(l.sees_one);
-    assert_null(getenv("CUDA_VISIBLE_DEVICES"));
-    assert_ok(launch_device(&index, &l, 1));
-    assert_int_equal(index, 0);
-}
-
 static void ranks_share_gpus_only_where_nccl_was_told_so(void **state)
 {
     (void)state;
@@ -603,8 +552,6 @@ int main(int argc, char **argv)
         cmocka_unit_test_teardown(b22_on_every_machine_the_local_rank_chooses_the_gpu,
                                   clear_environment),
         cmocka_unit_test(b90_one_visible_gpu_a_task_is_normal),
-        cmocka_unit_test_teardown(a_rank_can_be_left_its_own_gpu_alone, clear_environment),
-        cmocka_unit_test_teardown(a_gpu_that_is_not_there_is_named, clear_environment),
         cmocka_unit_test_teardown(ranks_share_gpus_only_where_nccl_was_told_so, clear_environment),
     };
     set_environment("");

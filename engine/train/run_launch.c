@@ -118,10 +118,7 @@ enum status run_launch(struct run_config *config, const struct run_options *opti
 {
     struct launch launch;
     TRY(launch_discover(&launch, ranks_asked));
-    bool is_rank = launch.world_size > 1;
-    if (is_rank)
-        TRY(launch_see_one(&launch));
-    if (run_device_kind(config, !is_rank) == DEVICE_CUDA)
+    if (run_device_kind(config, launch.world_size == 1) == DEVICE_CUDA)
         return run_on_gpus(config, &launch, options, argv);
     return run_on_cpus(config, &launch, options, argv);
 }
