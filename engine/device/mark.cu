@@ -98,8 +98,10 @@ static enum status replace_clear(cudaGraph_t graph, cudaGraphNode_t clear, int p
     TRY(CUDA(cudaGraphNodeGetDependentNodes(clear, NULL EDGES, &followers)));
     if (count > MOST || followers > MOST)
         return ST_OK;
-    TRY(CUDA(cudaGraphNodeGetDependencies(clear, before EDGES, &count)));
-    TRY(CUDA(cudaGraphNodeGetDependentNodes(clear, behind EDGES, &followers)));
+    if (count > 0) /* none to be named is an error */
+        TRY(CUDA(cudaGraphNodeGetDependencies(clear, before EDGES, &count)));
+    if (followers > 0)
+        TRY(CUDA(cudaGraphNodeGetDependentNodes(clear, behind EDGES, &followers)));
     int byte = 0;
     void *arguments[] = {&p.dst, &byte, &bytes};
     cudaKernelNodeParams kernel = {};
@@ -113,7 +115,8 @@ static enum status replace_clear(cudaGraph_t graph, cudaGraphNode_t clear, int p
     TRY(CUDA(cudaGraphKernelNodeSetAttribute(node, cudaKernelNodeAttributePriority, &value)));
     for (size_t i = 0; i < followers; i++)
         from[i] = node;
-    TRY(CUDA(cudaGraphAddDependencies(graph, from, behind EDGES, followers)));
+    if (followers > 0)
+        TRY(CUDA(cudaGraphAddDependencies(graph, from, behind EDGES, followers)));
     return CUDA(cudaGraphDestroyNode(clear));
 }
 
