@@ -305,6 +305,7 @@ static bool advance(struct line *l, struct simulate_result *result, double slow_
     }
     if (count[PHASE_NONE] == PROGRAM_STREAMS)
         return false;
+    stretch[PHASE_COLLECTIVE] = count[PHASE_COLLECTIVE];
     stretch[PHASE_SHARED] = count[PHASE_SHARED] * (count[PHASE_COLLECTIVE] > 0 ? 1 + slow_down : 1);
     bool first = true;
     for (int s = 0; s < PROGRAM_STREAMS; s++) {

@@ -8,7 +8,8 @@
  * that are no collectives share the device: k of them beside each other progress at 1 / k. (An
  * UPDATE under a FORWARD is so not free; on GPUs it gained nothing, bench/RESULTS.md.) While a
  * collective runs beside them, they progress at 1 / (1 + slow_down) of that: a collective takes
- * cores or SMs and memory bandwidth from compute. Collectives keep their speed.
+ * cores or SMs and memory bandwidth from compute. Compute does not slow collectives down, but k of
+ * these share the links: each progresses at 1 / k.
  *
  *     compute   [ forward 0 ][ forward 1   ][ backward 1 ]......[ backward 0 ]
  *     gather    [ gather 1 ]
@@ -93,7 +94,7 @@ struct simulate_result {
 struct simulate_work {
     double pause;    /* seconds before the next, which need nothing of the device; >= 0 */
     double seconds;  /* >= 0 */
-    bool collective; /* keeps its speed and slows others down; else it shares the device */
+    bool collective; /* shares the links and slows others down; else it shares the device */
 };
 
 /** simulate_is_collective() - GATHER, REDUCE, AGREE and COLLECT. */

@@ -78,11 +78,10 @@ static void streams_that_do_not_wait_take_the_longest(void **state)
     struct drawing d = {0};
     (void)state;
     draw(&d, OP_FORWARD, ON_COMPUTE, 3, -1, -1);
-    draw(&d, OP_GATHER, ON_GATHER, 3, -1, -1);
-    draw(&d, OP_REDUCE, ON_REDUCE, 2, -1, -1);
+    draw(&d, OP_GATHER, ON_GATHER, 2, -1, -1);
     run(&d, 0);
     CLOSE(d.result.seconds, 3);
-    CLOSE(d.result.collective_seconds, 3);
+    CLOSE(d.result.collective_seconds, 2);
     CLOSE(d.result.exposed_seconds, 0);
 }
 
@@ -151,10 +150,25 @@ static void compute_slows_down_while_a_collective_runs_beside_it(void **state)
     /* In 2 seconds 2 / 1.5 of the 4 are done. */
     CLOSE(d.result.seconds, 2 + (4 - 2 / 1.5));
     SPAN(&d, 1, 0, 2);
-    draw(&d, OP_REDUCE, ON_REDUCE, 1, -1, -1); /* a second one beside it: no slower */
-    run(&d, 0.5);
-    CLOSE(d.result.seconds, 2 + (4 - 2 / 1.5));
+    int reduce = draw(&d, OP_REDUCE, ON_REDUCE, 1, -1, -1);
+    run(&d, 0.5); /* a second one beside it: compute no slower, but for longer */
+    SPAN(&d, 1, 0, 3);
+    SPAN(&d, reduce, 0, 2);
+    CLOSE(d.result.seconds, 3 + (4 - 3 / 1.5));
     CLOSE(d.result.busy[ON_COMPUTE], d.result.seconds);
+}
+
+static void collectives_beside_each_other_share_the_links(void **state)
+{
+    struct drawing d = {0};
+    (void)state;
+    int gather = draw(&d, OP_GATHER, ON_GATHER, 2, -1, -1);
+    int reduce = draw(&d, OP_REDUCE, ON_REDUCE, 6, -1, -1);
+    run(&d, 0.5);
+    SPAN(&d, gather, 0, 4);
+    SPAN(&d, reduce, 0, 8);
+    CLOSE(d.result.collective_seconds, 8);
+    CLOSE(d.result.exposed_seconds, 8);
 }
 
 static void updates_beside_compute_share_the_device(void **state)
@@ -233,12 +247,12 @@ static double longest_chain(const struct program *p)
     return longest;
 }
 
-/* The device does one second's work of instructions that are no collectives in a second. */
-static double sum_of_compute(const struct program *p)
+/* In a second the device does one second's work of compute, and the links one of collectives. */
+static double sum_of(const struct program *p, bool collective)
 {
     double sum = 0;
     for (int i = 0; i < p->instr_count; i++)
-        sum += drawn[i].collective ? 0 : drawn[i].seconds;
+        sum += drawn[i].collective == collective ? drawn[i].seconds : 0;
     return sum;
 }
 
@@ -250,7 +264,7 @@ static void check_line(const struct program *p, const struct simulate_result *r,
     for (int i = 0; i < p->instr_count; i++) {
         const struct instr *in = &p->instrs[i];
         double took = spans[i].end - spans[i].begin;
-        double most = drawn[i].collective ? 1 : PROGRAM_STREAMS * (1 + slow_down);
+        double most = PROGRAM_STREAMS * (drawn[i].collective ? 1 : 1 + slow_down);
         assert_true(took >= drawn[i].pause + drawn[i].seconds - eps);
         assert_true(took <= drawn[i].pause + drawn[i].seconds * most + eps);
         if (last[in->stream] >= 0)
@@ -285,7 +299,8 @@ static void lines_of_random_programs_keep_order_and_bounds(void **state)
             simulate_run(&free, spans, p, drawn, 0);
             check_line(p, &free, 0);
             assert_true(free.seconds >= longest_chain(p) - 1e-9);
-            assert_true(free.compute_seconds >= sum_of_compute(p) - 1e-9);
+            assert_true(free.compute_seconds >= sum_of(p, false) - 1e-9);
+            assert_true(free.collective_seconds >= sum_of(p, true) - 1e-9);
             simulate_run(&slow, spans, p, drawn, 0.4);
             check_line(p, &slow, 0.4);
             assert_true(slow.seconds >= free.seconds - 1e-9);
@@ -593,6 +608,7 @@ int main(void)
         cmocka_unit_test(pauses_need_nothing_of_the_device),
         cmocka_unit_test(prefetch_hides_what_compute_is_long_enough_for),
         cmocka_unit_test(compute_slows_down_while_a_collective_runs_beside_it),
+        cmocka_unit_test(collectives_beside_each_other_share_the_links),
         cmocka_unit_test(updates_beside_compute_share_the_device),
         cmocka_unit_test(agree_is_a_collective_and_accumulate_is_not),
         cmocka_unit_test(instructions_of_no_time_and_empty_programs_end),
