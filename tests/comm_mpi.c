@@ -263,7 +263,8 @@ static enum status slow_steps(struct comm *comm, struct buffers *b, bool progres
     return ST_OK;
 }
 
-/* Not all of them: a rank may be late by more than the operations take. */
+/* Not all of them: a rank may be late by more than the operations take. And one that comes when all
+ * others are there already may find its collective complete as soon as it is issued. */
 static enum status slow(struct comm *comm, struct buffers *b)
 {
     int with = 0, without = 0;
@@ -271,7 +272,7 @@ static enum status slow(struct comm *comm, struct buffers *b)
     TRY(slow_steps(comm, b, false, &without));
     log_info("test", "complete before their wait: %d of %d, without progress %d", with, UNITS,
              without);
-    RANK_CHECK(with >= UNITS / 4 && without == 0);
+    RANK_CHECK(with >= UNITS / 4 && without <= with / 2);
     return comm_barrier(comm);
 }
 
@@ -473,7 +474,7 @@ static void collectives_complete_beside_slow_operations_before_their_wait(void *
     mpi_skip_without();
     for (int ranks = 2; ranks <= 3; ranks++) {
         run_ranks(ranks, "slow");
-        job_expect(&job, true, "without progress 0");
+        job_expect(&job, true, "complete before their wait");
     }
 }
 
