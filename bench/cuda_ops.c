@@ -84,8 +84,7 @@ static struct tensor full1(struct work *w, int64_t n)
 
 static struct dropout dropout_at(struct work *w, enum dropout_site site)
 {
-    struct dropout d = {0.1f, (uint32_t)site, w->b->state};
-    return d;
+    return (struct dropout){.p = 0.1f, .layer_site = (uint32_t)site, .state = w->b->state};
 }
 
 /* ---- ops: each takes its tensors from the set and enqueues one call -------------------------- */

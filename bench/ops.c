@@ -157,7 +157,7 @@ static void setup(struct bench *b, int threads)
 
 static struct dropout drop(struct bench *b, float p)
 {
-    return (struct dropout){p, 1, &b->state};
+    return (struct dropout){.p = p, .layer_site = 1, .state = &b->state};
 }
 
 static enum status run_sgemm(struct bench *b)

@@ -401,9 +401,70 @@ static void long_sequences_agree_with_the_cpu(void **state)
     twin_group_each(state, long_cases);
 }
 
+/* Both passes of one head's batch; @masks: what forward leaves for backward, or NULL. */
+struct passes {
+    double *out, *lse, *dqkv, *dbias;
+};
+
+static struct passes passes_run(struct op_test *t, const struct op_batch *b,
+                                struct attention_size z, struct tensor qkv, struct tensor dout,
+                                void *masks)
+{
+    int64_t T = b->q.rows, C = (int64_t)z.heads * z.width;
+    struct dropout drop = op_dropout(t, DROP_P, SITE_ATTENTION);
+    struct tensor out = op_put_2d(t, NULL, T, C), lse = op_put_f32_2d(t, NULL, z.heads, T);
+    struct tensor dqkv = op_put_2d(t, NULL, T, 3 * C), dbias = op_put_f32_1d(t, NULL, 3 * C);
+    drop.masks = masks;
+    assert_ok(op_attention_forward(t->s, out, lse, qkv, &b->q, z.heads, drop));
+    assert_ok(
+        op_attention_backward(t->s, dqkv, dbias, dout, out, lse, qkv, &b->q, z.heads, drop, false));
+    assert_ok(op_finish_sums(t->s));
+    return (struct passes){op_get(t, out), op_get(t, lse), op_get(t, dqkv), op_get(t, dbias)};
+}
+
+/* Forward leaves the masks that backward would make. */
+static void kept_case(struct op_test *t, int batch, struct attention_size z)
+{
+    const struct op_batch_spec *spec = &batch_spec[batch];
+    int64_t T = spec->rows, C = (int64_t)z.heads * z.width;
+    struct op_batch b;
+    op_batch_make(t, &b, spec);
+    size_t bytes = op_attention_mask_bytes(z.heads, T, spec->count, b.q.max_length);
+    struct tensor qkv = op_put_2d(t, op_random(t, T * 3 * C, 1.0), T, 3 * C);
+    struct tensor dout = op_put_2d(t, op_random(t, T * C, 1.0), T, C);
+    struct tensor masks = op_put_f32_1d(t, NULL, (int64_t)bytes / 4);
+    struct passes made = passes_run(t, &b, z, qkv, dout, NULL);
+    struct passes kept = passes_run(t, &b, z, qkv, dout, masks.data);
+    op_same("out", kept.out, made.out, T * C);
+    op_same("lse", kept.lse, made.lse, z.heads * T);
+    op_same("dqkv", kept.dqkv, made.dqkv, T * 3 * C);
+    op_same("dbias", kept.dbias, made.dbias, 3 * C);
+    int64_t left = 0;
+    const double *words = op_get(t, masks); /* and its guards are whole */
+    for (int64_t i = 0; i < (int64_t)bytes / 4; i++)
+        left += !isnan(words[i]);
+    print_message("%s, H=%d D=%d: %lld of %lld words of masks left by forward\n", batch_name[batch],
+                  z.heads, z.width, (long long)left, (long long)bytes / 4);
+}
+
+static void masks_cases(const struct twin_group *g, struct twins *w)
+{
+    static const struct attention_size sizes[] = {{2, 32}, {3, 64}, {1, 128}, {3, 8}};
+    static const int batches[] = {ODD, WHOLE, PADDED, ONLY_TAIL, LONG, PASSES};
+    for (int i = 0; i < (g->small ? 4 : 6); i++)
+        for (int k = 0; k < 4; k++)
+            kept_case(&w->side[SIDE_GPU], batches[i], sizes[k]);
+}
+
+static void kept_masks_change_no_bit(void **state)
+{
+    twin_group_each(state, masks_cases);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(kept_masks_change_no_bit),
         cmocka_unit_test(short_sequences_agree_with_the_cpu),
         cmocka_unit_test(b25_no_rows_and_rows_of_no_sequence),
         cmocka_unit_test(long_sequences_agree_with_the_cpu),

@@ -104,7 +104,7 @@ static void run_close(struct run *r)
 
 static struct dropout drop(struct run *r, enum dropout_site site)
 {
-    return (struct dropout){0.1f, site, &r->state};
+    return (struct dropout){.p = 0.1f, .layer_site = site, .state = &r->state};
 }
 
 static void own_loops(struct run *r)

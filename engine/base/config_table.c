@@ -121,7 +121,8 @@ const struct config_field config_fields[] = {
            "auto: late unless that needs 1% more memory."),
     CHOICE(train, recompute, recompute_names, RECOMPUTE_GELU,
            "Activations that backward computes again instead of keeping; gelu: the output of each "
-           "GELU, which costs little; block: all of a block but its input."),
+           "GELU and attention's masks of dropout, which costs little; block: all of a block but "
+           "its input."),
     INT(train, prefetch, 1, 0, 64, "Units gathered ahead of their use at stage 3."),
     BOOL(train, overlap, true,
          "Run collectives beside compute; false: each completes where it is issued."),

@@ -138,9 +138,9 @@ static size_t norm_saved_bytes(const struct model *m, const struct model_unit *u
 
 static struct dropout embedding_dropout(const struct model *m, const struct unit_call *call)
 {
-    struct dropout drop = {m->dims.hidden_dropout, encoder_layer_site(0, SITE_EMBEDDING),
-                           call->state};
-    return drop;
+    return (struct dropout){.p = m->dims.hidden_dropout,
+                            .layer_site = encoder_layer_site(0, SITE_EMBEDDING),
+                            .state = call->state};
 }
 
 static enum status norm_forward(const struct model *m, const struct model_unit *u,
@@ -256,9 +256,9 @@ static size_t head_scratch_bytes(const struct model *m, const struct model_unit 
 
 static struct dropout head_dropout(const struct model *m, const struct unit_call *call)
 {
-    struct dropout drop = {m->dims.qa_dropout, encoder_layer_site(1 + m->dims.layers, SITE_HEAD),
-                           call->state};
-    return drop;
+    return (struct dropout){.p = m->dims.qa_dropout,
+                            .layer_site = encoder_layer_site(1 + m->dims.layers, SITE_HEAD),
+                            .state = call->state};
 }
 
 /* What qa_outputs reads: the last hidden states, or in the scratch these behind dropout. */

@@ -18,7 +18,8 @@ enum {
 
 typedef unsigned char byte; /* of param_dtype */
 
-/* Kept for BACKWARD: 7 C + F elements (2 F with the GELU's output) and (H + 4) floats a row. */
+/* Kept for BACKWARD: 7 C + F elements and (H + 4) floats a row. A model that keeps all has F more,
+ * and a bit for each head, row and key. */
 struct block_saved {
     byte *qkv;              /* (T, 3C) */
     byte *attn;             /* (T, C) */
@@ -26,6 +27,7 @@ struct block_saved {
     byte *ln1;              /* (T, C) */
     byte *pre;              /* (T, F); in BACKWARD it becomes gelu(pre), unless that is kept */
     byte *gelu;             /* (T, F) gelu(pre); NULL: not kept */
+    uint8_t *masks;         /* of attention's dropout (ops.h); NULL: not kept */
     byte *z2;               /* (T, C) first the feed-forward output, then its sum with ln1 */
     float *lse;             /* (H, T) */
     float *stats1, *stats2; /* (2, T) */
@@ -50,21 +52,25 @@ static void bind_rows(struct arena *a, byte **p, const struct model *m, int64_t 
     ARENA_BIND(a, *p, (size_t)(T * columns) * dtype_bytes(m->param_dtype));
 }
 
-static void saved_bind(struct arena *a, struct block_saved *s, const struct model *m, int64_t T)
+static void saved_bind(struct arena *a, struct block_saved *s, const struct model *m,
+                       struct micro_dims d)
 {
-    int64_t C = m->dims.hidden;
+    int64_t T = d.rows, C = m->dims.hidden, H = m->dims.heads;
     bind_rows(a, &s->qkv, m, T, 3 * C);
     bind_rows(a, &s->attn, m, T, C);
     bind_rows(a, &s->z1, m, T, C);
     bind_rows(a, &s->ln1, m, T, C);
     bind_rows(a, &s->pre, m, T, m->dims.ffn);
     s->gelu = NULL;
-    if (m->keep_gelu)
+    if (m->keep_all)
         bind_rows(a, &s->gelu, m, T, m->dims.ffn);
     bind_rows(a, &s->z2, m, T, C);
-    ARENA_BIND(a, s->lse, m->dims.heads * T);
+    ARENA_BIND(a, s->lse, H * T);
     ARENA_BIND(a, s->stats1, 2 * T);
     ARENA_BIND(a, s->stats2, 2 * T);
+    s->masks = NULL;
+    if (m->keep_all && m->dims.attention_dropout > 0.0f)
+        ARENA_BIND(a, s->masks, op_attention_mask_bytes(H, T, d.sequences, d.max_length));
 }
 
 static void forward_scratch_bind(struct arena *a, struct block_forward_scratch *s,
@@ -72,7 +78,7 @@ static void forward_scratch_bind(struct arena *a, struct block_forward_scratch *
 {
     int64_t F = m->dims.ffn, C = m->dims.hidden;
     s->act = NULL;
-    if (!m->keep_gelu)
+    if (!m->keep_all)
         bind_rows(a, &s->act, m, T, F > C ? F : C);
 }
 
@@ -93,7 +99,7 @@ static size_t saved_bytes(const struct model *m, const struct model_unit *u, str
     struct arena a = {0};
     struct block_saved s;
     (void)u;
-    saved_bind(&a, &s, m, d.rows);
+    saved_bind(&a, &s, m, d);
     return a.used;
 }
 
@@ -124,6 +130,7 @@ struct block {
     const struct unit_call *call;
     struct stream *stream;
     struct tensor x, qkv, attn, z1, ln1, pre, gelu, z2, lse, stats1, stats2;
+    uint8_t *masks;
 };
 
 static struct tensor act(const struct block *k, void *data, int64_t columns)
@@ -143,10 +150,13 @@ static struct tensor grad(const struct block *k, int i)
 
 static struct dropout dropout(const struct block *k, enum dropout_site site)
 {
-    struct dropout d = {k->m->dims.hidden_dropout, encoder_layer_site(1 + k->u->index, site),
-                        k->call->state};
-    if (site == SITE_ATTENTION)
+    struct dropout d = {.p = k->m->dims.hidden_dropout,
+                        .layer_site = encoder_layer_site(1 + k->u->index, site),
+                        .state = k->call->state};
+    if (site == SITE_ATTENTION) {
         d.p = k->m->dims.attention_dropout;
+        d.masks = k->masks;
+    }
     if (site == SITE_ATTENTION_OUTPUT)
         d.p = k->m->dims.projection_dropout;
     return d;
@@ -155,11 +165,12 @@ static struct dropout dropout(const struct block *k, enum dropout_site site)
 static struct block block_open(const struct model *m, const struct model_unit *u,
                                const struct unit_call *call)
 {
-    int64_t T = call->sequences->rows, C = m->dims.hidden;
+    const struct sequences *q = call->sequences;
+    int64_t T = q->rows, C = m->dims.hidden;
     struct block k = {.m = m, .u = u, .call = call, .stream = call->stream};
     struct block_saved s;
     struct arena a = arena_over(call->saved, SIZE_MAX);
-    saved_bind(&a, &s, m, T);
+    saved_bind(&a, &s, m, (struct micro_dims){T, q->count, q->max_length});
     k.x = act(&k, call->act_in, C);
     k.qkv = act(&k, s.qkv, 3 * C);
     k.attn = act(&k, s.attn, C);
@@ -171,6 +182,7 @@ static struct block block_open(const struct model *m, const struct model_unit *u
     k.lse = tensor_2d(s.lse, DTYPE_F32, m->dims.heads, T);
     k.stats1 = tensor_2d(s.stats1, DTYPE_F32, 2, T);
     k.stats2 = tensor_2d(s.stats2, DTYPE_F32, 2, T);
+    k.masks = s.masks;
     return k;
 }
 
@@ -181,7 +193,7 @@ static enum status forward(const struct model *m, const struct model_unit *u,
     struct block_forward_scratch scratch;
     struct arena a = arena_over(call->scratch, SIZE_MAX);
     forward_scratch_bind(&a, &scratch, m, call->sequences->rows);
-    struct tensor gelu = m->keep_gelu ? k.gelu : act(&k, scratch.act, m->dims.ffn);
+    struct tensor gelu = m->keep_all ? k.gelu : act(&k, scratch.act, m->dims.ffn);
     /* gelu is read before out is written, so that in RECOMPUTE they share the scratch. */
     struct tensor out =
         act(&k, call->act_out != NULL ? call->act_out : scratch.act, m->dims.hidden);
@@ -212,7 +224,7 @@ static enum status ffn_backward(const struct block *k, struct tensor dx, struct 
                                   grad(k, FC2_B), dout, k->z2, k->stats2, param(k, LN2_GAMMA),
                                   k->call->sequences, dropout(k, SITE_FFN_OUTPUT), add));
     TRY(op_linear_backward_data(k->stream, dpre, dff, param(k, FC2_W), false));
-    bool kept = k->m->keep_gelu;
+    bool kept = k->m->keep_all;
     struct tensor gelu = kept ? k->gelu : k->pre; /* in its place: nothing reads it behind this */
     TRY(op_gelu_backward(k->stream, dpre, kept ? none : gelu, grad(k, FC1_B), dpre, k->pre, add));
     struct stream *side = NULL; /* two products that leave a part of a card idle, at once */
@@ -273,7 +285,7 @@ static struct unit_work work(const struct model *m, const struct model_unit *u,
     double C = (double)m->dims.hidden, F = (double)m->dims.ffn;
     double element = (double)dtype_bytes(m->param_dtype) * size.tokens;
     double products = 2.0 * (4.0 * C * C + 2.0 * C * F) * size.tokens;
-    double attention = 4.0 * C * size.squared_lengths, gelu = m->keep_gelu ? 3 : 4;
+    double attention = 4.0 * C * size.squared_lengths, gelu = m->keep_all ? 3 : 4;
     (void)u;
     return (struct unit_work){
         .forward = {products, attention, (2 * 4 * C + 2 * F) * element, 1, 8},

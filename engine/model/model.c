@@ -52,7 +52,7 @@ enum status model_open(struct model *m, const struct run_config *config, enum dt
     memset(m, 0, sizeof *m);
     m->family = model_family_name(config->model.family);
     m->param_dtype = param_dtype;
-    m->keep_gelu = config->train.recompute == RECOMPUTE_NONE;
+    m->keep_all = config->train.recompute == RECOMPUTE_NONE;
     TRY_GOTO(st, out, set_dims(m, config));
     encoder_build(&b, families[config->model.family], config->train.max_unit_numel);
     TRY_GOTO(st, out, builder_finish(&b, config->train.freeze));

@@ -140,7 +140,7 @@ struct model {
         float norm_eps, init_range;
     } dims;
     enum dtype param_dtype;
-    bool keep_gelu;           /* a block keeps its GELU's output; else BACKWARD makes it again */
+    bool keep_all;            /* a block keeps GELU's output and attention's masks, too */
     struct model_unit *units; /* owned; forward order */
     int unit_count;
     struct model_param *params; /* owned; grouped by unit */

@@ -17,6 +17,8 @@ static struct attention_args attention_args(struct tensor qkv, struct tensor out
     a.width = (int)(a.channels / heads);
     a.scale = 1.0f / sqrtf((float)a.width);
     a.drop = drop;
+    a.keep_pitch = attention_keep_pitch(q->max_length);
+    a.part_slots = attention_part_slots(q->rows, q->count);
     return a;
 }
 
@@ -119,8 +121,6 @@ enum status cuda_attention_backward(struct stream *s, struct tensor dqkv, struct
     TRY(stream_scratch(&workspace, s, bytes + (summed ? (size_t)sums * sizeof(float) : 0)));
     if (summed)
         TRY(columns_reserve(&a.sums, s, sums));
-    a.keep_pitch = attention_keep_pitch(q->max_length);
-    a.part_slots = attention_part_slots(q->rows, q->count);
     a.delta = (float *)workspace;
     a.parts = (float4 *)workspace;
     a.keep = (uint8_t *)workspace;

@@ -26,8 +26,8 @@ struct attention_args {
     uint8_t *keep;      /* (H, T, keep_pitch) */
     int64_t keep_pitch; /* bytes */
     float4 *parts;      /* (H, part_slots, 64 D / 4): see attention_wgmma_backward.cu */
-    int64_t part_slots;
-    float *sums; /* (sequences, 3C), parts of dqkv's sums over rows; NULL: none wanted */
+    int64_t part_slots; /* and of drop.masks: (H, part_slots, 64, keep_pitch) */
+    float *sums;        /* (sequences, 3C), parts of dqkv's sums over rows; NULL: none wanted */
     struct sequences q;
     int heads, width;
     int64_t channels;

@@ -216,6 +216,21 @@ __device__ inline void rows_copy(bf16 *out, int64_t stride, const bf16 *tile, in
 /* ---- dropout --------------------------------------------------------------------------------- */
 
 /*
+ * Masks that forward leaves for backward: 512 bytes for 64 queries and 64 keys of a head, the tiles
+ * of keys one behind the other. A tile has 128 bytes for each 16 keys, and of these a word for two
+ * queries: byte 2 half + e has keys 8 half .. of query 2 i + e.
+ */
+enum { MASK_BYTES = TILE * TILE / 8 };
+
+/* Those of query tile @i and the first tile of keys. */
+__device__ static inline uint8_t *mask_tiles(const struct attention_args &a,
+                                             const struct attention_head &x, int h, int b, int i)
+{
+    int64_t slot = h * a.part_slots + x.first / TILE + b + i;
+    return a.drop.masks + slot * TILE * a.keep_pitch;
+}
+
+/*
  * 0xFFFF in the halves of a word whose lane is kept; @threshold in both halves. As half-precision
  * numbers without their sign, lanes have the order of integers; those that are not numbers are
  * larger than any threshold up to infinity, 0x7C00, and "greater, equal or unordered" holds.

@@ -1,10 +1,10 @@
 /*
  * engine/ops/attention_wgmma_backward.cu - attention backward on Hopper's tensor cores.
  *
- * One kernel makes dQ, dK and dV, so that scores, probabilities and masks are made once. A block
- * has a head of a sequence, whole, and three warpgroups. It goes over the keys in passes of up to
- * three tiles of 64, one a warpgroup, which keeps dK and dV of its tile in registers; in each pass
- * all queries come by, 64 a step:
+ * One kernel makes dQ, dK and dV, so that scores, probabilities and masks (which forward may have
+ * left) are made once. A block has a head of a sequence, whole, and three warpgroups. It goes over
+ * the keys in passes of up to three tiles of 64, one a warpgroup, which keeps dK and dV of its tile
+ * in registers; in each pass all queries come by, 64 a step:
  *
  *     each warpgroup    S^T = K Q^T    dP^T = V dO^T    dV += mask(P)^T dO    dK += dS^T Q
  *     one of them       dQ = (dQ of the passes before) + dS K, over the keys of all three
@@ -35,6 +35,9 @@
 #include "engine/ops/attention_wgmma_block.cuh"
 
 #ifdef WGMMA_CODE
+
+/* Where the masks of dropout come from. */
+enum masks { NOTHING_DROPPED, MASKS_MADE, MASKS_KEPT };
 
 /* ---- steps ----------------------------------------------------------------------------------- */
 
@@ -193,16 +196,18 @@ __device__ inline void turn_copy(const struct backward_head &y, const struct tur
 }
 
 /* All gradients of a head of a sequence with keys. */
-template <int D, bool DROP>
+template <int D, enum masks MASKS>
 __device__ inline void head_backward(const struct backward_memory &m, const struct backward_head &y,
-                                     const struct keep_start &keep, float factor,
-                                     const struct attention_args &a)
+                                     const struct keep_start &keep, const uint32_t *masks,
+                                     float factor, const struct attention_args &a)
 {
+    constexpr bool DROP = MASKS != NOTHING_DROPPED;
     using shape = backward_shape<D>;
     struct tile_copy<D, ROWS_IN_ORDER> copy = tile_copy_make<D, ROWS_IN_ORDER>();
     int lane = threadIdx.x % 32, warp = threadIdx.x % MMA_THREADS / 32;
     int passes = (y.key_tiles + GROUPS - 1) / GROUPS, share = (y.key_tiles + passes - 1) / passes;
-    uint32_t row_groups = (uint32_t)a.q.positions / 8, bits = 0;
+    uint32_t row_groups = (uint32_t)a.q.positions / 8, bits = 0, later = 0;
+    int row_words = TILE / 4 * (int)a.keep_pitch; /* of the masks of a tile of queries */
     int stage = 0;
     bool makes_stats = y.group == GROUPS - 1;
     bf16 *keys = m.keys + y.group * shape::ROWS, *values = m.values + y.group * shape::ROWS;
@@ -217,8 +222,11 @@ __device__ inline void head_backward(const struct backward_memory &m, const stru
         if (mine)
             keys_load<D>(copy, keys, values, y, (first + y.group) * TILE);
         copies_commit();
-        if (DROP)
+        const uint32_t *words = masks + (first + y.group) * (MASK_BYTES / 4);
+        if (MASKS == MASKS_MADE)
             bits = keep_bits(keep, group, row_groups);
+        if (MASKS == MASKS_KEPT)
+            bits = bits_transposed(mine ? *words : 0);
         copies_wait<0>();
         if (makes_stats && pass == 0)
             stats_make<D>(copy, m, y, 0, stage, lse);
@@ -252,6 +260,8 @@ __device__ inline void head_backward(const struct backward_memory &m, const stru
                 const float2 *stats = m.stats + query_slot(y, i, stage) * TILE;
                 bf16 *gradients = m.gradients + (i % 2 * GROUPS + y.group) * shape::GRADIENTS;
                 float s[TILE_SETS][4], dp[TILE_SETS][4];
+                if (MASKS == MASKS_KEPT && i + 1 < y.tiles)
+                    later = words[(i + 1) * row_words];
                 scores_begin<D>(s, dp, keys, values, queries, douts);
                 if (turn)
                     turn_copy<D>(y, t);
@@ -263,9 +273,12 @@ __device__ inline void head_backward(const struct backward_memory &m, const stru
                     mask_rows(s, y.x.keys - j0);
                 keys_step<D, DROP>(dk, dv, gradients, s, dp, queries, douts, stats, ahead, bits,
                                    y.scale);
-                if (DROP && i + 1 < y.tiles) /* under the products: registers are free now */
+                /* Under the products: registers are free now. */
+                if (MASKS == MASKS_MADE && i + 1 < y.tiles)
                     bits =
                         keep_bits(keep, group + (uint32_t)(i + 1) * TILE * row_groups, row_groups);
+                if (MASKS == MASKS_KEPT)
+                    bits = bits_transposed(later);
                 products_wait<0>();
                 hold(dk);
                 hold(dv);
@@ -343,10 +356,15 @@ __global__ static void __launch_bounds__(BACKWARD_THREADS, 1)
         rows_zero<D>(y, 0, 0);
     for (int part = 1; part < 3; part++)
         rows_zero<D>(y, part, y.key_tiles * TILE);
-    if (keep.on && x.keys > 0)
-        head_backward<D, true>(m, y, keep, a.scale * y.kept, a);
-    else if (x.keys > 0)
-        head_backward<D, false>(m, y, keep, a.scale * y.kept, a);
+    if (x.keys == 0)
+        return;
+    const uint32_t *masks = (const uint32_t *)mask_tiles(a, x, h, b, 0) + threadIdx.x % MMA_THREADS;
+    if (!keep.on)
+        head_backward<D, NOTHING_DROPPED>(m, y, keep, masks, a.scale * y.kept, a);
+    else if (a.drop.masks == NULL)
+        head_backward<D, MASKS_MADE>(m, y, keep, masks, a.scale * y.kept, a);
+    else
+        head_backward<D, MASKS_KEPT>(m, y, keep, masks, a.scale * y.kept, a);
 #endif
 }
 

@@ -11,10 +11,11 @@
  *
  *     S = Q K^T, 64 keys at a time      P = exp2(S scale log2(e) - reference)      O += mask(P) V
  *
- * P is rounded to bf16 pairs, and masks of pairs are laid over them.
+ * P is rounded to bf16 pairs, and masks of pairs are laid over them, whose bits are left for
+ * backward where there is room.
  *
- * Operations: 4 n m D a head. Bytes: qkv, out and lse once; keys and values again from L2 for every
- * 64 queries.
+ * Operations: 4 n m D a head. Bytes: qkv, out, lse and masks once; keys and values again from L2
+ * for every 64 queries.
  */
 #include "engine/ops/attention_wgmma.cuh"
 
@@ -26,8 +27,17 @@ template <int D> struct forward_shape {
 
 #ifdef WGMMA_CODE
 
-/* Zero what dropout drops; @group: of row g and the tile's first key, @rows_8 on: of row g + 8. */
-__device__ static inline void drop_tile(uint32_t (&left)[TILE / 16][4],
+/* This lane's first byte of the masks of its queries, which are tile @i. */
+__device__ static inline uint8_t *mask_bytes(const struct attention_args &a,
+                                             const struct attention_head &x, int h, int b, int i)
+{
+    int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+    return mask_tiles(a, x, h, b, i) + t / 2 * 128 + warp * 32 + g / 2 * 4 + t % 2 * 2 + g % 2;
+}
+
+/* Zero what dropout drops; @group: of row g and the tile's first key, @rows_8 on: of row g + 8.
+ * @masks: where the bits of it are left; NULL: they are not. */
+__device__ static inline void drop_tile(uint32_t (&left)[TILE / 16][4], uint8_t *masks,
                                         const struct keep_start &keep, uint32_t group,
                                         uint32_t rows_8)
 {
@@ -36,9 +46,15 @@ __device__ static inline void drop_tile(uint32_t (&left)[TILE / 16][4],
 #pragma unroll
         for (int part = 0; part < TILE_SETS; part += 4) { /* 8 of 32 keys are this lane's */
             struct philox r = keep_words(keep, group + half * rows_8 + part);
+            uint32_t bits = 0; /* even keys in the lower half, odd ones above */
 #pragma unroll
-            for (int n = 0; n < 4; n++)
-                left[(part + n) / 2][n % 2 * 2 + half] &= keep_mask(r.word[n], keep.threshold);
+            for (int n = 0; n < 4; n++) {
+                uint32_t mask = keep_mask(r.word[n], keep.threshold);
+                left[(part + n) / 2][n % 2 * 2 + half] &= mask;
+                bits |= mask & 0x20001u << 2 * n;
+            }
+            if (masks != NULL)
+                masks[half * 16 + part * 64] = (uint8_t)(bits | bits >> 16);
         }
 }
 
@@ -49,8 +65,8 @@ __device__ static inline void drop_tile(uint32_t (&left)[TILE / 16][4],
 template <int D, bool CAREFUL>
 __device__ inline void forward_tiles(float (&o)[D / 8][4], struct softmax &sum, const bf16 *queries,
                                      bf16 *stages, const bf16 *k, const bf16 *v, int64_t stride,
-                                     int key_count, const struct keep_start &keep, uint32_t group,
-                                     uint32_t rows_8, float scale)
+                                     int key_count, uint8_t *masks, const struct keep_start &keep,
+                                     uint32_t group, uint32_t rows_8, float scale)
 {
     constexpr int STAGE = 2 * TILE * D; /* keys, values */
     struct tile_copy<D, ROWS_AS_KEYS> key_copy = tile_copy_make<D, ROWS_AS_KEYS>();
@@ -85,7 +101,8 @@ __device__ inline void forward_tiles(float (&o)[D / 8][4], struct softmax &sum, 
             for (int i = 0; i < 4; i++)
                 left[n][i] = left_part(s, n, i);
         if (keep.on)
-            drop_tile(left, keep, group + (uint32_t)j0 / 8, rows_8);
+            drop_tile(left, masks != NULL ? masks + tile * MASK_BYTES : NULL, keep,
+                      group + (uint32_t)j0 / 8, rows_8);
         products_begin();
         tiles_down<D>(o, left, values);
         products_end();
@@ -122,13 +139,14 @@ __global__ static void __launch_bounds__(MMA_THREADS, forward_shape<D>::BLOCKS)
     struct dropout_key key = dropout_key(a.drop);
     struct keep_start keep = keep_start(key, x.sample);
     uint32_t group = keep_group(x, a.q.positions, row + lane / 4, 0) + lane % 4;
+    uint8_t *masks = a.drop.masks != NULL ? mask_bytes(a, x, h, b, (int)blockIdx.x) : NULL;
     float o[D / 8][4], scale = a.scale * LOG2_E;
     struct softmax sum;
-    forward_tiles<D, false>(o, sum, queries, stages, k, v, stride, x.keys, keep, group,
+    forward_tiles<D, false>(o, sum, queries, stages, k, v, stride, x.keys, masks, keep, group,
                             (uint32_t)a.q.positions, scale);
     bool far = !(sum.total[0] < FAR_TOTAL && sum.total[1] < FAR_TOTAL);
     if (__syncthreads_or(far)) /* and the last products have read the queries */
-        forward_tiles<D, true>(o, sum, queries, stages, k, v, stride, x.keys, keep, group,
+        forward_tiles<D, true>(o, sum, queries, stages, k, v, stride, x.keys, masks, keep, group,
                                (uint32_t)a.q.positions, scale);
     __syncthreads();
     float factor[2];

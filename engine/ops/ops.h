@@ -65,7 +65,16 @@ struct dropout {
     float p;
     uint32_t layer_site;            /* layer << 8 | site */
     const struct step_state *state; /* device memory */
+    uint8_t *masks; /* attention's, from forward to backward; NULL: backward makes them again */
 };
+
+/** op_attention_mask_bytes() - of dropout.masks: a bit for each query, head and key, in tiles of
+ * 64 x 64 that belong to one sequence each. Backends that make masks again leave them alone. */
+static inline size_t op_attention_mask_bytes(int64_t heads, int64_t rows, int64_t sequences,
+                                             int64_t max_length)
+{
+    return (size_t)(heads * (rows / 64 + sequences + 1) * ((max_length + 63) / 64)) * 64 * 64 / 8;
+}
 
 enum dropout_site {
     SITE_EMBEDDING,

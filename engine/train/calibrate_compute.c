@@ -186,7 +186,7 @@ static enum status make_all(struct bench *b)
 
 static struct dropout drop(struct bench *b)
 {
-    return (struct dropout){0.1f, 1, b->stage->state};
+    return (struct dropout){.p = 0.1f, .layer_site = 1, .state = b->stage->state};
 }
 
 /* A linear layer: its output, and the gradients of its input and weights from its output's. */
