@@ -28,7 +28,8 @@ struct block_saved {
     byte *pre;              /* (T, F); in BACKWARD it becomes gelu(pre), unless that is kept */
     byte *gelu;             /* (T, F) gelu(pre); NULL: not kept */
     uint8_t *masks;         /* of attention's dropout (ops.h); NULL: not kept */
-    byte *z2;               /* (T, C) first the feed-forward output, then its sum with ln1 */
+    byte *z2;               /* (T, C) first the feed-forward output, then its sum with ln1; in
+                             * BACKWARD it becomes the gradient of the projection */
     float *lse;             /* (H, T) */
     float *stats1, *stats2; /* (2, T) */
 };
@@ -41,10 +42,10 @@ struct block_forward_scratch {
 
 /* Two phases share one place: the feed-forward needs dpre, attention needs dattn and dqkv. */
 struct block_backward_scratch {
-    byte *dbranch; /* (T, C) gradient of what a dropout got: feed-forward output, projection */
-    byte *dpre;    /* (T, F) gradient of gelu(pre), then of pre */
-    byte *dattn;   /* (T, C) in dpre's place */
-    byte *dqkv;    /* (T, 3C) behind dattn */
+    byte *dff;   /* (T, C) gradient of the feed-forward output */
+    byte *dpre;  /* (T, F) gradient of gelu(pre), then of pre */
+    byte *dattn; /* (T, C) in dpre's place */
+    byte *dqkv;  /* (T, 3C) behind dattn */
 };
 
 static void bind_rows(struct arena *a, byte **p, const struct model *m, int64_t T, int64_t columns)
@@ -85,7 +86,7 @@ static void forward_scratch_bind(struct arena *a, struct block_forward_scratch *
 static void backward_scratch_bind(struct arena *a, struct block_backward_scratch *s,
                                   const struct model *m, int64_t T)
 {
-    bind_rows(a, &s->dbranch, m, T, m->dims.hidden);
+    bind_rows(a, &s->dff, m, T, m->dims.hidden);
     struct arena attention = *a;
     bind_rows(a, &s->dpre, m, T, m->dims.ffn);
     bind_rows(&attention, &s->dattn, m, T, m->dims.hidden);
@@ -214,7 +215,14 @@ static enum status forward(const struct model *m, const struct model_unit *u,
     return ST_OK;
 }
 
-/* From the gradient of out to that of ln1, in @dx. */
+/* gelu(pre) in BACKWARD, once its gradient has been made. */
+static struct tensor gelu_of(const struct block *k)
+{
+    return k->m->keep_all ? k->gelu : k->pre;
+}
+
+/* From the gradient of out to that of ln1, in @dx. The weight gradient of the second product is
+ * left to attention_backward(). */
 static enum status ffn_backward(const struct block *k, struct tensor dx, struct tensor dout,
                                 struct tensor dff, struct tensor dpre)
 {
@@ -224,34 +232,31 @@ static enum status ffn_backward(const struct block *k, struct tensor dx, struct 
                                   grad(k, FC2_B), dout, k->z2, k->stats2, param(k, LN2_GAMMA),
                                   k->call->sequences, dropout(k, SITE_FFN_OUTPUT), add));
     TRY(op_linear_backward_data(k->stream, dpre, dff, param(k, FC2_W), false));
-    bool kept = k->m->keep_all;
-    struct tensor gelu = kept ? k->gelu : k->pre; /* in its place: nothing reads it behind this */
-    TRY(op_gelu_backward(k->stream, dpre, kept ? none : gelu, grad(k, FC1_B), dpre, k->pre, add));
-    struct stream *side = NULL; /* two products that leave a part of a card idle, at once */
-    TRY(op_side_begin(&side, k->stream));
-    TRY(op_linear_backward_weight(side, grad(k, FC2_W), dff, gelu, add));
+    TRY(op_gelu_backward(k->stream, dpre, k->m->keep_all ? none : gelu_of(k), grad(k, FC1_B), dpre,
+                         k->pre, add));
     TRY(op_linear_backward_weight(k->stream, grad(k, FC1_W), dpre, k->ln1, add));
-    TRY(op_linear_backward_data(k->stream, dx, dpre, param(k, FC1_W), true));
-    return op_side_end(k->stream);
+    return op_linear_backward_data(k->stream, dx, dpre, param(k, FC1_W), true);
 }
 
 /* From the gradient of ln1 to that of x, both in @dx. */
 static enum status attention_backward(const struct block *k, struct tensor dx, struct tensor dproj,
-                                      struct tensor dattn, struct tensor dqkv)
+                                      struct tensor dattn, struct tensor dqkv, struct tensor dff)
 {
     bool add = k->call->grads_add;
     TRY(op_residual_norm_backward(k->stream, dx, dproj, grad(k, LN1_GAMMA), grad(k, LN1_BETA),
                                   grad(k, PROJ_B), dx, k->z1, k->stats1, param(k, LN1_GAMMA),
                                   k->call->sequences, dropout(k, SITE_ATTENTION_OUTPUT), add));
-    /* What nobody waits for in the block, and too little for a card: beside it. */
+    TRY(op_linear_backward_data(k->stream, dattn, dproj, param(k, PROJ_W), false));
+    /* Attention leaves multiprocessors idle, while its longest sequences go on or because it has
+     * few blocks; it takes its own first. Two products that nobody waits for take the others. */
     struct stream *side = NULL;
     TRY(op_side_begin(&side, k->stream));
     TRY(op_finish_sums(side));
-    TRY(op_linear_backward_weight(side, grad(k, PROJ_W), dproj, k->attn, add));
-    TRY(op_linear_backward_data(k->stream, dattn, dproj, param(k, PROJ_W), false));
     TRY(op_attention_backward(k->stream, dqkv, grad(k, QKV_B), dattn, k->attn, k->lse, k->qkv,
                               k->call->sequences, (int)k->m->dims.heads, dropout(k, SITE_ATTENTION),
                               add));
+    TRY(op_linear_backward_weight(side, grad(k, FC2_W), dff, gelu_of(k), add));
+    TRY(op_linear_backward_weight(side, grad(k, PROJ_W), dproj, k->attn, add));
     TRY(op_finish_sums(side)); /* that of qkv's bias */
     TRY(op_linear_backward_weight(k->stream, grad(k, QKV_W), dqkv, k->x, add));
     TRY(op_linear_backward_data(k->stream, dx, dqkv, param(k, QKV_W), true));
@@ -266,11 +271,10 @@ static enum status backward(const struct model *m, const struct model_unit *u,
     struct block_backward_scratch s;
     struct arena a = arena_over(call->scratch, SIZE_MAX);
     backward_scratch_bind(&a, &s, m, call->sequences->rows);
-    struct tensor dx = act(&k, call->dact_in, C), dbranch = act(&k, s.dbranch, C);
+    struct tensor dx = act(&k, call->dact_in, C), dff = act(&k, s.dff, C);
     TRY(unit_grads_begin(m, u, call));
-    TRY(ffn_backward(&k, dx, act(&k, call->dact_out, C), dbranch, act(&k, s.dpre, m->dims.ffn)));
-    TRY(attention_backward(&k, dx, dbranch, act(&k, s.dattn, C), act(&k, s.dqkv, 3 * C)));
-    return ST_OK;
+    TRY(ffn_backward(&k, dx, act(&k, call->dact_out, C), dff, act(&k, s.dpre, m->dims.ffn)));
+    return attention_backward(&k, dx, k.z2, act(&k, s.dattn, C), act(&k, s.dqkv, 3 * C), dff);
 }
 
 /* Products: 2 for each weight and row; attention: 4 C for each pair of rows that see each other.
