@@ -172,9 +172,11 @@ static enum status embedding_forward(struct work *w, struct cost *c)
 
 static enum status embedding_backward(struct work *w, struct cost *c)
 {
-    struct tensor d = half2(w, w->T, w->C), dtable = full2(w, VOCAB, w->C);
+    struct tensor d = half2(w, w->T, w->C), dtable = full1(w, VOCAB * w->C);
     c->bytes = 2.0 * (double)(w->T * w->C) + 4.0 * (double)(VOCAB * w->C);
-    return w->a.base ? op_embedding_backward(w->b->s, dtable, d, &w->b->q, 0, ROWS_ZERO) : ST_OK;
+    return w->a.base
+               ? op_embedding_backward(w->b->s, dtable, d, sequences_rows(&w->b->q), 0, ROWS_ZERO)
+               : ST_OK;
 }
 
 static enum status embedding_norm_backward(struct work *w, struct cost *c)

@@ -231,6 +231,62 @@ static enum status embed_in_parts(struct stream *s, struct tensor out, struct te
     return op_embedding_forward(s, part, high, q, low.shape[0], false);
 }
 
+/* Rows [first_row, ...) of a table's gradient, by the rows of one batch. */
+static enum status rows_backward(struct stream *s, struct tensor dtable, struct tensor dout,
+                                 const struct sequences *q, int64_t first_row,
+                                 enum table_rows others)
+{
+    struct tensor part = tensor_1d(dtable.data, DTYPE_F32, dtable.shape[0] * dtable.shape[1]);
+    return op_embedding_backward(s, part, dout, sequences_rows(q), first_row * dout.shape[1],
+                                 others);
+}
+
+/* A range of elements, by rows that are said to be of so many batches. */
+static enum status range_backward(struct stream *s, struct tensor part, struct tensor dout,
+                                  const struct sequences *q, int batches, int64_t first, bool add)
+{
+    struct token_rows rows = sequences_rows(q);
+    rows.batches = batches;
+    return op_embedding_backward(s, part, dout, rows, first, add ? ROWS_KEPT : ROWS_ZERO);
+}
+
+static enum status ranges_backward(struct stream *s, struct tensor many, struct tensor one,
+                                   struct tensor whole, struct tensor dout,
+                                   const struct sequences *q, int64_t first, bool add)
+{
+    TRY(range_backward(s, many, dout, q, 4, first, add));
+    TRY(range_backward(s, one, dout, q, 1, first, add));
+    return range_backward(s, whole, dout, q, 4, 0, add);
+}
+
+/* A rank's shard begins and ends within a row. It has the bits of the whole table, and the rows of
+ * several batches those of one. */
+static void embedding_range_case(struct twins *w, int batch, int channels, int64_t first,
+                                 int64_t numel, bool add)
+{
+    const struct op_batch_spec *spec = &batch_spec[batch];
+    int64_t T = spec->rows, C = channels, all = spec->vocab * C;
+    struct op_test *t = &w->side[SIDE_GPU];
+    struct op_batch b[SIDES];
+    twins_begin(w, "embedding_backward", "%s C=%d, elements %d + %d %s", batch_name[batch],
+                channels, (int)first, (int)numel, add ? "add" : "set");
+    twin_batch(w, b, spec);
+    struct twin dout = twin_random(w, T, C, 1.0);
+    double *before = add ? op_random_f32(t, all, 1.0) : NULL;
+    double *part = add ? before + first : NULL, tolerance = 64 * w->f;
+    int at = w->output_count;
+    struct twin many = twin_1d(twin_output_f32(w, "of 4 batches", 1, numel, part, tolerance));
+    struct twin one = twin_1d(twin_output_f32(w, "of one", 1, numel, part, tolerance));
+    struct twin whole = twin_1d(twin_output_f32(w, "whole", 1, all, before, tolerance));
+    TWINS_RUN(w, ranges_backward(ON_STREAM(w), ON(w, many), ON(w, one), ON(w, whole), ON(w, dout),
+                                 ON_BATCH(w, b), first, add));
+    const float *bits = w->output[at].result[0];
+    assert_memory_equal(bits, w->output[at + 1].result[0], sizeof *bits * (size_t)numel);
+    assert_memory_equal(bits, (const float *)w->output[at + 2].result[0] + first,
+                        sizeof *bits * (size_t)numel);
+    twins_end(w);
+}
+
 static void embedding_case(struct twins *w, int batch, int channels)
 {
     const struct op_batch_spec *spec = &batch_spec[batch];
@@ -258,8 +314,8 @@ static void embedding_case(struct twins *w, int batch, int channels)
         struct twin dout = twin_random(w, T, C, 1.0);
         double *before = rest_is == ROWS_ZERO ? NULL : op_random_f32(t, rows * C, 1.0);
         struct twin d = twin_output_f32(w, "dtable", rows, C, before, 64 * w->f);
-        TWINS_RUN(w, op_embedding_backward(ON_STREAM(w), ON(w, d), ON(w, dout), ON_BATCH(w, b),
-                                           from, rest_is));
+        TWINS_RUN(
+            w, rows_backward(ON_STREAM(w), ON(w, d), ON(w, dout), ON_BATCH(w, b), from, rest_is));
         twins_end(w);
 
         static const struct step_report start = {.squared_norm = 0.25, .finite = 1};
@@ -278,8 +334,15 @@ static void embedding_cases(const struct twin_group *g, struct twins *w)
 {
     static const int channels[] = {1, 63, 64, 264, 768};
     for (int batch = 0; batch < batch_count(g); batch++)
-        for (int i = 0; i < (g->small ? 3 : 5); i++)
+        for (int i = 0; i < (g->small ? 3 : 5); i++) {
+            int64_t all = (int64_t)batch_spec[batch].vocab * channels[i], third = all / 3;
             embedding_case(w, batch, channels[i]);
+            for (int add = 0; add < 2; add++) {
+                embedding_range_case(w, batch, channels[i], third, all / 2, add);
+                embedding_range_case(w, batch, channels[i], third / 128 * 128, all / 2 / 128 * 128,
+                                     add);
+            }
+        }
 }
 
 static void embedding(void **state)

@@ -45,14 +45,25 @@ static enum status word_forward(const struct model *m, const struct model_unit *
 static enum status word_backward(const struct model *m, const struct model_unit *u,
                                  const struct unit_call *call)
 {
-    TRY(unit_grads_begin(m, u, call));
-    struct tensor dtable = unit_grad(m, u, call, 0);
-    if (dtable.data == NULL)
-        return ST_OK;
+    const struct sequences *q = call->sequences;
+    int64_t C = m->dims.hidden, numel = model_param_numel(&m->params[u->first_param]), first = 0;
+    struct token_rows rows = sequences_rows(q);
+    struct tensor dout = unit_act(m, call, call->dact_out, C);
     enum table_rows others = call->grads_mark ? ROWS_MARKED : ROWS_ZERO;
-    return op_embedding_backward(call->stream, dtable,
-                                 unit_act(m, call, call->dact_out, m->dims.hidden), call->sequences,
-                                 word_first_row(m, u), call->grads_add ? ROWS_KEPT : others);
+    if (call->grads == NULL)
+        return ST_OK;
+    if (call->all_dact_out != NULL) {
+        int64_t end = call->grads_first + call->grads_numel;
+        rows = q->all;
+        dout = tensor_2d(call->all_dact_out, m->param_dtype, rows.rows, C);
+        first = call->grads_first;
+        numel = (end < numel ? end : numel) - first;
+        if (numel <= 0) /* nothing but padding */
+            return ST_OK;
+    }
+    return op_embedding_backward(call->stream, tensor_1d(call->grads, DTYPE_F32, numel), dout, rows,
+                                 word_first_row(m, u) * C + first,
+                                 call->grads_add ? ROWS_KEPT : others);
 }
 
 static struct unit_work word_work(const struct model *m, const struct model_unit *u,

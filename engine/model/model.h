@@ -89,9 +89,13 @@ struct unit_call {
     struct step_report *report; /* the head adds the loss */
     const void *params;         /* flat, param_dtype; offsets from model.param_offset */
     void *grads;                /* flat fp32; NULL if the whole unit is frozen */
-    bool grads_add;             /* false: the first writer of the step overwrites */
-    bool grads_mark;            /* a look-up unit marks the rows of no token (ops.h) */
-    const void *tied_params;    /* of unit.tied, or NULL */
+    /* Of a look-up unit whose BACKWARD is by the rows of all ranks: their dact_out, end to end, and
+     * which elements of its flat gradient @grads has. NULL: by its own dact_out, all of them. */
+    void *all_dact_out;
+    int64_t grads_first, grads_numel;
+    bool grads_add;          /* false: the first writer of the step overwrites */
+    bool grads_mark;         /* a look-up unit marks the rows of no token (ops.h) */
+    const void *tied_params; /* of unit.tied, or NULL */
     void *tied_grads;
     bool tied_grads_add;
     void *act_in, *act_out;   /* in: NULL for the first unit; out: NULL in RECOMPUTE */

@@ -343,10 +343,10 @@ __device__ inline void dropout_apply(float (&x)[W], const struct dropout_key &m,
  */
 enum { COLUMN_THREADS = 256, COLUMN_LANES = 8 };
 
-/* Add the eight row lanes and write columns c0 .. c0 + 32 W - 1 of @out, those below @columns. */
+/* Add the eight row lanes and write columns c0 .. c0 + 32 W - 1 of @out, those in [from, to). */
 template <int W>
-__device__ inline void columns_block(const float (&sum)[W], float *out, int64_t c0, int64_t columns,
-                                     bool add)
+__device__ inline void columns_between(const float (&sum)[W], float *out, int64_t c0, int64_t from,
+                                       int64_t to, bool add)
 {
     __shared__ float tile[COLUMN_LANES][32 * W];
     int lane = threadIdx.x % 32, row = threadIdx.x / 32;
@@ -359,10 +359,17 @@ __device__ inline void columns_block(const float (&sum)[W], float *out, int64_t 
         for (int r = 0; r < COLUMN_LANES; r++)
             total += tile[r][n];
         int64_t c = c0 + (n % 32) * W + n / 32;
-        if (c < columns)
+        if (c >= from && c < to)
             out[c] = (add ? out[c] : 0.0f) + total;
     }
     __syncthreads(); /* the tile is written again by the next call */
+}
+
+template <int W>
+__device__ inline void columns_block(const float (&sum)[W], float *out, int64_t c0, int64_t columns,
+                                     bool add)
+{
+    columns_between<W>(sum, out, c0, 0, columns, add);
 }
 
 /* Up to COLUMN_SETS vectors of sums that one kernel makes at once; NULL: not wanted. */

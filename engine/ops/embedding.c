@@ -24,29 +24,37 @@ static void mark_row(float *row)
     memcpy(row, &mark, sizeof mark);
 }
 
+/* Part of the row of a token; elements count in the whole table. */
+static void add_row(float *part, int64_t first, int64_t end, const float *dout, int64_t token,
+                    int64_t channels, bool marked)
+{
+    int64_t at = token * channels, from = at > first ? at : first;
+    int64_t to = at + channels < end ? at + channels : end;
+    if (token <= 0 || from >= to)
+        return;
+    float *out = part + (from - first);
+    if (marked && row_is_marked(out)) /* the first of its token */
+        memset(out, 0, (size_t)channels * sizeof *out);
+    for (int64_t i = from; i < to; i++)
+        out[i - from] += dout[i - at];
+}
+
 enum status embedding_backward_cpu(struct stream *s, struct tensor dtable, struct tensor dout,
-                                   const struct sequences *q, int64_t first_row,
-                                   enum table_rows others)
+                                   struct token_rows q, int64_t first, enum table_rows others)
 {
     (void)s;
-    int64_t channels = dout.shape[1];
-    float *table = dtable.data;
-    if (!table)
+    int64_t channels = dout.shape[1], numel = dtable.shape[0];
+    float *part = dtable.data;
+    if (!part)
         return ST_OK;
     if (others == ROWS_ZERO)
-        memset(table, 0, tensor_bytes(dtable));
-    for (int64_t row = 0; others == ROWS_MARKED && row < dtable.shape[0]; row++)
-        mark_row(table + row * channels);
-    for (int64_t i = 0; i < q->rows; i++) {
-        int64_t t = q->token_order[i], row = q->token[t] - first_row;
-        if (q->token[t] <= 0 || row < 0 || row >= dtable.shape[0])
-            continue;
-        float *to = table + row * channels;
-        if (others == ROWS_MARKED && row_is_marked(to)) /* the first of its token */
-            memset(to, 0, (size_t)channels * sizeof *to);
-        const float *from = (const float *)dout.data + t * channels;
-        for (int64_t c = 0; c < channels; c++)
-            to[c] += from[c];
+        memset(part, 0, tensor_bytes(dtable));
+    for (int64_t i = 0; others == ROWS_MARKED && i < numel; i += channels)
+        mark_row(part + i);
+    for (int64_t i = 0; i < q.rows; i++) {
+        int64_t t = q.order[i];
+        add_row(part, first, first + numel, (const float *)dout.data + t * channels, q.token[t],
+                channels, others == ROWS_MARKED);
     }
     return ST_OK;
 }

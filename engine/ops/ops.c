@@ -103,16 +103,16 @@ enum status op_embedding_forward(struct stream *s, struct tensor out, struct ten
 }
 
 enum status op_embedding_backward(struct stream *s, struct tensor dtable, struct tensor dout,
-                                  const struct sequences *q, int64_t first_row,
-                                  enum table_rows others)
+                                  struct token_rows q, int64_t first, enum table_rows others)
 {
-    expect_sequences(q);
-    EXPECT_GRAD_2D(dtable, dtable.shape[0], dout.shape[1]);
-    EXPECT_2D(dout, s->device->param_dtype, q->rows, dout.shape[1]);
-    ASSERT(first_row >= 0);
-    ASSERT(q->rows == 0 || q->token_order);
+    int64_t channels = dout.shape[1];
+    EXPECT_GRAD_1D(dtable, dtable.shape[0]);
+    EXPECT_2D(dout, s->device->param_dtype, q.rows, channels);
+    ASSERT(first >= 0);
+    ASSERT(others != ROWS_MARKED || (first % channels == 0 && dtable.shape[0] % channels == 0));
+    ASSERT(q.rows == 0 || (q.token && q.order));
     ASSERT(apart(dtable, dout));
-    return s->device->compute->embedding_backward(s, dtable, dout, q, first_row, others);
+    return s->device->compute->embedding_backward(s, dtable, dout, q, first, others);
 }
 
 enum status op_embedding_norm_forward(struct stream *s, struct tensor out, struct tensor z,

@@ -33,6 +33,14 @@
 
 C_BEGIN
 
+/* Rows by their tokens: those of a batch, or of all ranks' batches, one rank's behind another's. */
+struct token_rows {
+    int64_t rows;
+    int batches;          /* that they are of, each with as many of them */
+    const int32_t *token; /* [rows], -1 on rows of no sequence */
+    const int32_t *order; /* [rows] sorted by (token, row); rows with token -1 come first */
+};
+
 /*
  * A packed batch on the device. Sequence b has the query rows [cu_seqlens[b], cu_seqlens[b + 1])
  * and the first kv_len[b] of them as keys (fewer than its rows only in padded batches). Sequences
@@ -52,7 +60,16 @@ struct sequences {
     const int32_t *row_sequence; /* [T], -1 on rows of no sequence */
     const int32_t *token_order; /* [T] rows sorted by (token, row); rows with token -1 come first */
     const int32_t *start, *end; /* [B] labels, row within the sequence */
+    /* Of all ranks, each with as many rows as this batch or more. Only for tables that are reduced
+     * by rows; else there are none. */
+    struct token_rows all;
 };
+
+static inline struct token_rows sequences_rows(const struct sequences *q)
+{
+    struct token_rows own = {q->rows, 1, q->token, q->token_order};
+    return own;
+}
 
 /* position of a row = row - cu_seqlens[row_sequence[row]] */
 
@@ -121,10 +138,11 @@ struct ops {
      * row; @set also zeroes the rows of no sequence (the first part of a split table). */
     enum status (*embedding_forward)(struct stream *s, struct tensor out, struct tensor table,
                                      const struct sequences *q, int64_t first_row, bool set);
-    /* dtable (rows, C) fp32; token 0, which is [PAD], has no gradient. */
+    /* dout (T, C) of the rows @q; dtable fp32 (n): elements [first, first + n) of the gradient of
+     * the whole table, which may begin and end within a row (marked rows are whole). Token 0, which
+     * is [PAD], has no gradient. */
     enum status (*embedding_backward)(struct stream *s, struct tensor dtable, struct tensor dout,
-                                      const struct sequences *q, int64_t first_row,
-                                      enum table_rows others);
+                                      struct token_rows q, int64_t first, enum table_rows others);
 
     /* z = x + position[row] + type[token_type]; out = dropout(norm(z)); stats (2, T) fp32: mean,
      * 1 / standard deviation. type.data NULL: a model without token types. */
@@ -258,8 +276,8 @@ MUST_CHECK enum status op_embedding_forward(struct stream *s, struct tensor out,
                                             struct tensor table, const struct sequences *q,
                                             int64_t first_row, bool set);
 MUST_CHECK enum status op_embedding_backward(struct stream *s, struct tensor dtable,
-                                             struct tensor dout, const struct sequences *q,
-                                             int64_t first_row, enum table_rows others);
+                                             struct tensor dout, struct token_rows q, int64_t first,
+                                             enum table_rows others);
 MUST_CHECK enum status op_embedding_norm_forward(struct stream *s, struct tensor out,
                                                  struct tensor z, struct tensor stats,
                                                  struct tensor x, struct tensor position,

@@ -21,6 +21,14 @@ static double looked_up(struct tensor table, int64_t rows)
     return read < whole ? read : whole;
 }
 
+/* Of its gradient: a row for each of @dout, if no two are of one token. */
+static double summed(struct tensor dtable, struct tensor dout)
+{
+    double whole = bytes_of(dtable),
+           rows = (double)dout.shape[0] * (double)dout.shape[1] * (double)sizeof(float);
+    return rows < whole ? rows : whole;
+}
+
 /* Rows of a micro-batch times the rows that each of them attends to, as MFU counts them. */
 static double pairs_of(const struct op_profile *p, const struct sequences *q)
 {
@@ -48,10 +56,10 @@ TIMED(embedding_forward, 0, bytes_of(out) + looked_up(table, q->rows),
       (s, out, table, q, first_row, set))
 
 TIMED(embedding_backward, 0,
-      bytes_of(dout) + (others == ROWS_ZERO ? bytes_of(dtable) : 2 * looked_up(dtable, q->rows)),
-      (struct stream * s, struct tensor dtable, struct tensor dout, const struct sequences *q,
-       int64_t first_row, enum table_rows others),
-      (s, dtable, dout, q, first_row, others))
+      bytes_of(dout) + (others == ROWS_ZERO ? bytes_of(dtable) : 2 * summed(dtable, dout)),
+      (struct stream * s, struct tensor dtable, struct tensor dout, struct token_rows q,
+       int64_t first, enum table_rows others),
+      (s, dtable, dout, q, first, others))
 
 TIMED(embedding_norm_forward, 0,
       bytes_of(out) + bytes_of(z) + bytes_of(x) + bytes_of(stats) + looked_up(position, q->rows) +
