@@ -86,6 +86,11 @@ static enum status check_unit(const struct program_spec *spec, int unit)
         return FAIL(INVALID, "unit %d is tied to unit %d", unit, u->tied);
     if ((u->backward_reads_input && u->act_in < 0) || (u->recompute && in_place))
         return FAIL(INVALID, "unit %d has no input to keep", unit);
+    if (u->by_rows && (u->frozen || (u->act_in >= 0 && !in_place) || u->backward_reads_params))
+        return FAIL(INVALID, "unit %d is reduced by rows, and no look-up table that is trained",
+                    unit);
+    if (u->tied >= 0 && spec->units[u->tied].by_rows)
+        return FAIL(INVALID, "unit %d is tied to unit %d, which is reduced by rows", unit, u->tied);
     /* The gradient of a slot is written once, by the one unit that reads it. */
     for (int v = 0; v < unit && !in_place && u->act_in >= 0; v++)
         if (spec->units[v].act_in == u->act_in && spec->units[v].act_out != u->act_in)
@@ -181,4 +186,16 @@ const struct operand *program_operand(const struct instr *in, enum role role)
         if (in->operands[k].role == role)
             return &in->operands[k];
     return NULL;
+}
+
+const struct operand *program_whole(const struct instr *in)
+{
+    enum role role = in->flags & FLAG_ROWS ? ROLE_ROWS : ROLE_PARAM;
+    if (in->op == OP_REDUCE || in->flags & FLAG_GRADIENT)
+        role = ROLE_GRAD;
+    else if (in->op == OP_AGREE)
+        role = ROLE_REPORTS;
+    else if (in->op == OP_COLLECT)
+        role = ROLE_COLLECTED;
+    return program_operand(in, role);
 }

@@ -37,6 +37,13 @@
  * NORM of a unit follows its REDUCE by one BACKWARD, on the update stream: at the end of the turn
  * only the last unit's is left before AGREE.
  *
+ * A look-up table may be reduced by rows (program_unit.by_rows): most of its gradient is zeros, so
+ * not the gradient is summed over ranks, but all ranks' rows of its output's gradient are gathered,
+ * once for all parts of the table. BACKWARD of a part then sums them up where this rank has its
+ * reduced gradient (its shard, at stage 0 all of it), and adds to it in later micro-batches:
+ *
+ *     BACKWARD 2 (norm) | GATHER rows | BACKWARD 1 (table) | BACKWARD 0 (table) | ...
+ *
  * The first `shared_count` buffers are the same in all programs of a run (same index): state that
  * lives on, and the carried ones.
  *
@@ -68,7 +75,8 @@ enum program_stream { ON_COMPUTE, ON_GATHER, ON_REDUCE, ON_UPDATE, PROGRAM_STREA
 
 enum program_op {
     OP_BEGIN,      /* take the step's state and batch from the host, empty the step report */
-    OP_GATHER,     /* all-gather the shards of a flat parameter, or (stage 0) of its gradient */
+    OP_GATHER,     /* all-gather the shards of a flat parameter, or (stage 0) of its gradient; or
+                      the ranks' rows of the gradient of a table's output */
     OP_FORWARD,    /* a unit on a micro-batch */
     OP_RECOMPUTE,  /* FORWARD again, to rebuild what BACKWARD needs */
     OP_BACKWARD,   /* a unit on a micro-batch */
@@ -89,7 +97,7 @@ enum category {
     CATEGORY_MASTER, /* what the parameters leave of fp32 master weights: halves; of fp32 none */
     CATEGORY_ADAM_M,
     CATEGORY_ADAM_V,
-    CATEGORY_IN_FLIGHT,   /* gathered parameters, unreduced gradients, reduce temporaries */
+    CATEGORY_IN_FLIGHT,   /* gathered parameters and rows, unreduced gradients, temporaries */
     CATEGORY_ACTIVATIONS, /* slots, their gradients, saved tensors */
     CATEGORY_WORKSPACE,   /* scratch of one instruction, and of the ops */
     CATEGORY_BATCH,       /* token ids and the like; step state and reports */
@@ -111,6 +119,7 @@ enum role {
     ROLE_ACT_OUT,
     ROLE_DACT_IN,
     ROLE_DACT_OUT,
+    ROLE_ROWS, /* all ranks' ROLE_DACT_OUT, end to end */
     ROLE_SAVED,
     ROLE_SCRATCH,
     ROLE_WORKSPACE,
@@ -147,7 +156,8 @@ enum instr_flag {
     FLAG_ADD = 1,      /* add to the gradient; otherwise overwrite (first writer of the step) */
     FLAG_ADD_TIED = 2, /* the same for the tied unit's gradient */
     FLAG_GRADIENT = 4, /* GATHER of a gradient (stage 0) */
-    FLAG_TRAINING = 8  /* FORWARD keeps what BACKWARD needs */
+    FLAG_TRAINING = 8, /* FORWARD keeps what BACKWARD needs */
+    FLAG_ROWS = 16     /* GATHER of the rows of a slot's gradient */
 };
 
 struct instr {
@@ -198,6 +208,7 @@ struct program_unit {
     int act_in, act_out; /* slots; act_in -1: none; one unit reads a slot, but for in-place ones */
     int tied;            /* -1: none */
     bool backward_reads_params, backward_reads_input, recompute;
+    bool by_rows; /* a trained look-up table, no unit tied to it: its gradient is reduced by rows */
 };
 
 struct program_spec {
@@ -221,7 +232,8 @@ struct program_spec {
  * @p: zero-initialised or released; owned by the caller.
  *
  * Return: ST_OK; ST_INVALID (stage, prefetch, micro-batches out of range; units whose slots or ties
- * are not a chain; per_step reduction at stage 2 or 3, which would hold full gradients); ST_MEMORY.
+ * are not a chain; a unit by rows that is no such table; per_step reduction at stage 2 or 3, which
+ * would hold full gradients); ST_MEMORY.
  */
 MUST_CHECK enum status program_build(struct program *p, enum program_kind kind,
                                      const struct program_spec *spec);
@@ -241,6 +253,9 @@ MUST_CHECK enum status program_link(struct program *p, bool placed);
 
 /** program_operand() - the operand of a role, or NULL. */
 const struct operand *program_operand(const struct instr *in, enum role role);
+
+/** program_whole() - of a collective: the buffer of all ranks' shares that it fills or sums up. */
+const struct operand *program_whole(const struct instr *in);
 
 const char *program_op_name(enum program_op op);
 const char *program_stream_name(enum program_stream stream);

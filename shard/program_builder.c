@@ -226,6 +226,7 @@ enum status builder_init(struct builder *b, int max_items)
         TRY(take_ints(b, per_unit[i], U));
     TRY(take_ints(b, &b->act, b->spec->slot_count));
     TRY(take_ints(b, &b->dact, b->spec->slot_count));
+    TRY(take_ints(b, &b->rows, b->spec->slot_count));
     TRY(pool_take(&b->pool, &b->grad_begun, sizeof *b->grad_begun * (size_t)U));
     TRY(pool_take(&b->pool, &b->groups, sizeof *b->groups * 2 * (size_t)(max_items + 1)));
     /* BACKWARD runs from the last unit to the first, so the lowest writer is the last one. */

@@ -50,6 +50,7 @@ struct builder {
     bool *grad_begun; /* grad has a writer */
     /* per slot, of the current micro-batch */
     int *act, *dact;
+    int *rows;  /* all ranks' dact, for tables that are reduced by rows */
     int *saved; /* per unit */
     /* stage 3: uses of gathered parameters */
     struct gather_group *groups;

@@ -102,11 +102,28 @@ static bool accumulates_shards(const struct builder *b)
     return b->per_micro_batch && b->spec->micro_batches > 1;
 }
 
+/* Where a unit by rows has its reduced gradient, and whether BACKWARD adds to it. */
+static unsigned begin_reduced(struct builder *b, int unit)
+{
+    bool whole = b->spec->zero_stage == 0;
+    int *grad = whole ? &b->grad[unit] : &b->grad_shard[unit];
+    if (*grad != BUFFER_NONE)
+        return FLAG_ADD;
+    *grad = b->carried[unit];
+    if (!b->late)
+        *grad = builder_buffer(b, CATEGORY_GRADIENTS, DTYPE_F32, unit, -1,
+                               whole ? builder_whole_bytes(b, unit, DTYPE_F32)
+                                     : builder_shard_bytes(b, unit, DTYPE_F32));
+    return 0;
+}
+
 /* The gradient buffer that a BACKWARD of @unit writes, and whether it adds. */
 static unsigned begin_grad(struct builder *b, int unit, int micro_batch, unsigned add_flag)
 {
     if (b->spec->units[unit].frozen)
         return 0;
+    if (b->spec->units[unit].by_rows)
+        return begin_reduced(b, unit);
     if (b->grad_begun[unit])
         return add_flag;
     b->grad_begun[unit] = true;
@@ -119,6 +136,20 @@ static unsigned begin_grad(struct builder *b, int unit, int micro_batch, unsigne
                                    DTYPE_F32, unit, b->per_micro_batch ? micro_batch : -1,
                                    builder_whole_bytes(b, unit, DTYPE_F32));
     return 0;
+}
+
+/* What a BACKWARD writes: whole gradients of this rank's rows, or its part of the reduced one. */
+static void add_grads(struct builder *b, struct instr *in, int unit)
+{
+    const struct program_unit *u = &b->spec->units[unit];
+    bool reduced = u->by_rows && b->spec->zero_stage > 0;
+    if (!u->frozen)
+        operand_add(in, reduced ? ROLE_GRAD_SHARD : ROLE_GRAD,
+                    in->flags & FLAG_ADD ? ACCESS_READ_WRITE : ACCESS_WRITE,
+                    reduced ? b->grad_shard[unit] : b->grad[unit]);
+    if (u->tied >= 0 && !b->spec->units[u->tied].frozen)
+        operand_add(in, ROLE_GRAD_TIED,
+                    in->flags & FLAG_ADD_TIED ? ACCESS_READ_WRITE : ACCESS_WRITE, b->grad[u->tied]);
 }
 
 static void emit_backward(struct builder *b, struct item it)
@@ -137,20 +168,36 @@ static void emit_backward(struct builder *b, struct item it)
     struct instr *in = builder_emit(b, OP_BACKWARD, ON_COMPUTE, it.unit, it.micro_batch, flags);
     if (u->backward_reads_params)
         add_params(b, in, it.unit);
-    if (!u->frozen)
-        operand_add(in, ROLE_GRAD, flags & FLAG_ADD ? ACCESS_READ_WRITE : ACCESS_WRITE,
-                    b->grad[it.unit]);
-    if (u->tied >= 0 && !spec->units[u->tied].frozen)
-        operand_add(in, ROLE_GRAD_TIED, flags & FLAG_ADD_TIED ? ACCESS_READ_WRITE : ACCESS_WRITE,
-                    b->grad[u->tied]);
+    add_grads(b, in, it.unit);
     if (u->backward_reads_input)
         operand_add(in, ROLE_ACT_IN, ACCESS_READ, b->act[u->act_in]);
-    if (!head)
+    if (u->by_rows)
+        operand_add(in, ROLE_ROWS, ACCESS_READ, b->rows[u->act_out]);
+    else if (!head)
         operand_add(in, ROLE_DACT_OUT, ACCESS_READ, b->dact[u->act_out]);
     if (u->act_in >= 0 && !in_place)
         operand_add(in, ROLE_DACT_IN, ACCESS_WRITE, b->dact[u->act_in]);
     operand_add(in, ROLE_SAVED, ACCESS_READ_WRITE, b->saved[it.unit]);
     add_scratch(b, in, it.unit, it.micro_batch, bytes->units[it.unit].backward_scratch);
+}
+
+/* Behind the BACKWARD that wrote the gradient of a slot: GATHER its rows, if tables are waiting for
+ * them. Not on the reduce stream, where it would wait for the last block's REDUCE. */
+static void gather_rows(struct builder *b, struct item it)
+{
+    const struct program_spec *spec = b->spec;
+    int slot = spec->units[it.unit].act_in, table = it.unit - 1;
+    if (slot < 0 || slot == spec->units[it.unit].act_out)
+        return;
+    while (table >= 0 && (!spec->units[table].by_rows || spec->units[table].act_out != slot))
+        table--;
+    if (table < 0)
+        return;
+    b->rows[slot] = builder_buffer(b, CATEGORY_IN_FLIGHT, spec->param_dtype, table, it.micro_batch,
+                                   spec->train.slots[slot] * (size_t)spec->world_size);
+    struct instr *in = builder_emit(b, OP_GATHER, ON_GATHER, table, it.micro_batch, FLAG_ROWS);
+    operand_add(in, ROLE_DACT_OUT, ACCESS_READ, b->dact[slot]);
+    operand_add(in, ROLE_ROWS, ACCESS_WRITE, b->rows[slot]);
 }
 
 /* A shard temporary that waits to be added to the shard of earlier micro-batches. */
@@ -167,6 +214,14 @@ static void emit_accumulate(struct builder *b, struct pending_sum *pending)
     operand_add(in, ROLE_REDUCED, ACCESS_READ, pending->temp);
     operand_add(in, ROLE_GRAD_SHARD, ACCESS_READ_WRITE, b->grad_shard[pending->unit]);
     pending->unit = -1;
+}
+
+/* Of a unit by rows, behind its last BACKWARD: what emit_reduce() does beside the REDUCE. */
+static void note_reduced(struct builder *b, int unit, struct pending_sum *pending)
+{
+    emit_accumulate(b, pending);
+    builder_norms(b);
+    b->reduced[b->reduced_count++] = unit;
 }
 
 static void emit_reduce(struct builder *b, int unit, int micro_batch, struct pending_sum *pending)
@@ -244,9 +299,12 @@ void builder_step(struct builder *b, const struct item *items, int count)
             continue;
         }
         emit_backward(b, it);
+        gather_rows(b, it);
+        if (spec->units[it.unit].by_rows && it.micro_batch == spec->micro_batches - 1)
+            note_reduced(b, it.unit, &pending);
         bool reduces = b->per_micro_batch || it.micro_batch == spec->micro_batches - 1;
         for (int u = spec->unit_count - 1; reduces && u >= 0; u--) {
-            if (spec->units[u].frozen || b->last_writer[u] != it.unit)
+            if (spec->units[u].frozen || spec->units[u].by_rows || b->last_writer[u] != it.unit)
                 continue;
             emit_reduce(b, u, it.micro_batch, &pending);
             b->grad_begun[u] = false;

@@ -158,10 +158,7 @@ int64_t program_collective_bytes(const struct program *p, enum program_op op, in
     int64_t total = 0;
     for (int i = 0; i < p->instr_count; i++) {
         const struct instr *in = &p->instrs[i];
-        if (in->op != op)
-            continue;
-        enum role whole = op == OP_REDUCE || in->flags & FLAG_GRADIENT ? ROLE_GRAD : ROLE_PARAM;
-        const struct operand *o = program_operand(in, whole);
+        const struct operand *o = in->op == op ? program_whole(in) : NULL;
         if (o != NULL)
             total += (int64_t)p->buffers[o->buffer].bytes / world_size * (world_size - 1);
     }

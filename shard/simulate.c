@@ -14,21 +14,6 @@ static double operand_bytes(const struct program *p, const struct operand *o, in
     return o->slice ? bytes / world_size : bytes;
 }
 
-/* The whole buffer that a ring fills or sums up, all ranks' shares together. */
-static enum role whole_role(const struct instr *in)
-{
-    switch (in->op) {
-    case OP_REDUCE:
-        return ROLE_GRAD;
-    case OP_AGREE:
-        return ROLE_REPORTS;
-    case OP_COLLECT:
-        return ROLE_COLLECTED;
-    default:
-        return in->flags & FLAG_GRADIENT ? ROLE_GRAD : ROLE_PARAM;
-    }
-}
-
 static bool gathers(const struct instr *in)
 {
     return in->op != OP_REDUCE;
@@ -52,8 +37,7 @@ static double ring_per_second(const struct simulate_rates *rates, struct simulat
 
 static double share_bytes(const struct program *p, const struct instr *in, int ranks)
 {
-    const struct operand *whole = program_operand(in, whole_role(in));
-    return (double)p->buffers[whole->buffer].bytes / ranks;
+    return (double)p->buffers[program_whole(in)->buffer].bytes / ranks;
 }
 
 /* What a collective's seconds are made of. */
@@ -156,6 +140,19 @@ static struct simulate_work of_pass(const struct pass_work *pass,
     return of_kernels(pass->kernels, pass_seconds(pass, rates), 0, rates);
 }
 
+/* BACKWARD of a table by rows: it reads the rows whose tokens this rank owns, its part of them or
+ * (stage 0) all, and writes its gradient. */
+static struct simulate_work of_rows(const struct program *p, const struct instr *in,
+                                    const struct simulate_rates *rates, int world_size)
+{
+    struct pass_work pass = rates->units[in->unit].backward;
+    const struct operand *whole = program_operand(in, ROLE_GRAD);
+    const struct operand *grad = whole != NULL ? whole : program_operand(in, ROLE_GRAD_SHARD);
+    double rows = operand_bytes(p, program_operand(in, ROLE_ROWS), world_size);
+    pass.bytes = (whole != NULL ? rows : rows / world_size) + operand_bytes(p, grad, world_size);
+    return of_pass(&pass, rates);
+}
+
 /* Of a rank alone, which copies, or finds all in its place. */
 static struct simulate_work of_copy(const struct program *p, const struct instr *in,
                                     const struct simulate_rates *rates)
@@ -183,6 +180,8 @@ static struct simulate_work work_of(const struct program *p, const struct instr 
 {
     if (in->op == OP_FORWARD || in->op == OP_RECOMPUTE)
         return of_pass(&rates->units[in->unit].forward, rates);
+    if (in->op == OP_BACKWARD && program_operand(in, ROLE_ROWS) != NULL)
+        return of_rows(p, in, rates, world.ranks);
     if (in->op == OP_BACKWARD)
         return of_pass(&rates->units[in->unit].backward, rates);
     if (simulate_is_collective(in->op) && world.ranks * world.replicas == 1)

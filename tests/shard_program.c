@@ -87,23 +87,6 @@ static void run_param_read(struct run *r, const struct operand *o, int unit)
     CHECK(r, v->version == want && v->slice == want);
 }
 
-static void run_gather(struct run *r, const struct instr *in)
-{
-    if (in->flags & FLAG_GRADIENT) {
-        const struct operand *o = program_operand(in, ROLE_GRAD_SHARD);
-        struct value shard = *flat(r, o, in->unit, DTYPE_F32, false);
-        CHECK(r, r->c->spec.zero_stage == 0 && shard.reduced);
-        struct value *v = flat(r, program_operand(in, ROLE_GRAD), in->unit, DTYPE_F32, true);
-        *v = (struct value){.sum = shard.sum, .reduced = true, .whole = true};
-        return;
-    }
-    const struct operand *o = program_operand(in, ROLE_SHARD);
-    int version = flat(r, o, in->unit, r->c->spec.param_dtype, false)->slice;
-    struct value *v =
-        flat(r, program_operand(in, ROLE_PARAM), in->unit, r->c->spec.param_dtype, true);
-    v->version = v->slice = version;
-}
-
 /* The unit whose BACKWARD writes the gradient of a slot, and the last one that writes the slot. */
 static int reader_of_slot(const struct program_spec *spec, int slot)
 {
@@ -129,6 +112,40 @@ static void run_written_by(struct run *r, const struct operand *o, enum program_
     const struct instr *writer = &r->p->instrs[r->v[o->buffer].writer];
     CHECK(r, writer->op == op && writer->unit == unit);
     CHECK(r, writer->micro_batch == r->p->instrs[r->index].micro_batch);
+}
+
+/* The gradient of a table's output, of this micro-batch. */
+static void run_gather_rows(struct run *r, const struct instr *in)
+{
+    const struct program_spec *spec = &r->c->spec;
+    int slot = spec->units[in->unit].act_out;
+    const struct operand *rows = program_operand(in, ROLE_ROWS);
+    CHECK(r, spec->units[in->unit].by_rows && in->stream == ON_GATHER);
+    run_written_by(r, program_operand(in, ROLE_DACT_OUT), OP_BACKWARD, reader_of_slot(spec, slot));
+    CHECK(r, buffer_of(r, rows)->dtype == spec->param_dtype);
+    CHECK(r,
+          buffer_of(r, rows)->bytes == rounded(spec->train.slots[slot] * (size_t)spec->world_size));
+}
+
+static void run_gather(struct run *r, const struct instr *in)
+{
+    if (in->flags & FLAG_ROWS) {
+        run_gather_rows(r, in);
+        return;
+    }
+    if (in->flags & FLAG_GRADIENT) {
+        const struct operand *o = program_operand(in, ROLE_GRAD_SHARD);
+        struct value shard = *flat(r, o, in->unit, DTYPE_F32, false);
+        CHECK(r, r->c->spec.zero_stage == 0 && shard.reduced);
+        struct value *v = flat(r, program_operand(in, ROLE_GRAD), in->unit, DTYPE_F32, true);
+        *v = (struct value){.sum = shard.sum, .reduced = true, .whole = true};
+        return;
+    }
+    const struct operand *o = program_operand(in, ROLE_SHARD);
+    int version = flat(r, o, in->unit, r->c->spec.param_dtype, false)->slice;
+    struct value *v =
+        flat(r, program_operand(in, ROLE_PARAM), in->unit, r->c->spec.param_dtype, true);
+    v->version = v->slice = version;
 }
 
 static const struct micro_bytes *micro_bytes(const struct run *r)
@@ -170,6 +187,26 @@ static void run_forward(struct run *r, const struct instr *in)
     CHECK(r, (program_operand(in, ROLE_REPORT) != NULL) == (in->unit == spec->unit_count - 1));
 }
 
+/* Of all ranks at once: where the reduced gradient lies, this rank's shard or (stage 0) all. */
+static void run_gradient_by_rows(struct run *r, const struct instr *in, unsigned bit)
+{
+    const struct program_spec *spec = &r->c->spec;
+    bool whole = spec->zero_stage == 0, adds = in->flags & FLAG_ADD;
+    const struct operand *o = program_operand(in, whole ? ROLE_GRAD : ROLE_GRAD_SHARD);
+    const struct operand *rows = program_operand(in, ROLE_ROWS);
+    struct value *v = flat(r, o, in->unit, DTYPE_F32, whole);
+    CHECK(r, rows != NULL && r->v[rows->buffer].writer >= 0 && !o->slice);
+    const struct instr *gather = &r->p->instrs[r->v[rows->buffer].writer];
+    CHECK(r, gather->flags == FLAG_ROWS && gather->micro_batch == in->micro_batch);
+    CHECK(r, spec->units[gather->unit].act_out == spec->units[in->unit].act_out);
+    CHECK(r, adds == (v->writer >= 0) && adds == (in->micro_batch > 0));
+    CHECK(r, (o->access == ACCESS_READ_WRITE) == adds);
+    CHECK(r, v->reduced == adds && !(v->sum & bit));
+    v->sum |= bit;
+    v->reduced = true;
+    v->whole = whole;
+}
+
 /* The first writer of a gradient overwrites, later ones add; nothing is added twice. */
 static void run_gradient(struct run *r, const struct operand *o, int unit, bool adds, unsigned bit)
 {
@@ -204,12 +241,15 @@ static void run_backward(struct run *r, const struct instr *in)
     if (u->backward_reads_input)
         run_written_by(r, program_operand(in, ROLE_ACT_IN), OP_FORWARD,
                        writer_of_slot(spec, u->act_in));
-    if (in->unit < spec->unit_count - 1)
+    if (in->unit < spec->unit_count - 1 && !u->by_rows)
         run_written_by(r, program_operand(in, ROLE_DACT_OUT), OP_BACKWARD,
                        reader_of_slot(spec, u->act_out));
     check_bytes(r, program_operand(in, ROLE_DACT_IN),
                 u->act_in >= 0 && u->act_in != u->act_out ? spec->train.slots[u->act_in] : 0);
-    run_gradient(r, program_operand(in, ROLE_GRAD), in->unit, in->flags & FLAG_ADD, own);
+    if (u->by_rows)
+        run_gradient_by_rows(r, in, own);
+    else
+        run_gradient(r, program_operand(in, ROLE_GRAD), in->unit, in->flags & FLAG_ADD, own);
     if (u->tied >= 0)
         run_gradient(r, program_operand(in, ROLE_GRAD_TIED), u->tied, in->flags & FLAG_ADD_TIED,
                      2 * own);
@@ -478,7 +518,7 @@ static int count_ops(const struct program *p, enum program_op op, int unit, unsi
     int n = 0;
     for (int i = 0; i < p->instr_count; i++)
         n += p->instrs[i].op == op && (unit < 0 || p->instrs[i].unit == unit) &&
-             (p->instrs[i].flags & FLAG_GRADIENT) == flags;
+             (p->instrs[i].flags & (FLAG_GRADIENT | FLAG_ROWS)) == flags;
     return n;
 }
 
@@ -489,9 +529,12 @@ static void check_collectives(const struct spec_case *c, const struct program *p
     bool every = program_reduce_policy(spec->reduce, spec->zero_stage) == REDUCE_PER_MICRO_BATCH;
     int64_t reduced = 0, gathered = 0;
     for (int u = 0; u < spec->unit_count; u++) {
-        bool trained = step && !spec->units[u].frozen;
-        int reduces = trained * (every ? spec->micro_batches : 1);
-        int gradients = trained && spec->zero_stage == 0;
+        bool trained = step && !spec->units[u].frozen, by_rows = spec->units[u].by_rows;
+        int reduces = trained && !by_rows ? (every ? spec->micro_batches : 1) : 0;
+        int gradients = trained && !by_rows && spec->zero_stage == 0;
+        int rows = step && by_rows ? spec->micro_batches : 0;
+        for (int v = u + 1; v < c->parts; v++) /* once, for the part that comes first */
+            rows = spec->units[v].by_rows ? 0 : rows;
         bool updated = step || (p->kind == PROGRAM_FLUSH && spec->update != UPDATE_EARLY);
         int params =
             updated && !spec->units[u].frozen && (spec->zero_stage == 1 || spec->zero_stage == 2);
@@ -501,8 +544,10 @@ static void check_collectives(const struct spec_case *c, const struct program *p
             assert_int_equal(count_ops(p, OP_GATHER, u, 0), params);
         assert_int_equal(count_ops(p, OP_GATHER, u, FLAG_GRADIENT), gradients);
         assert_int_equal(count_ops(p, OP_REDUCE, u, 0), reduces);
+        assert_int_equal(count_ops(p, OP_GATHER, u, FLAG_ROWS), rows);
         int64_t sent = spec->units[u].shard_numel * (spec->world_size - 1);
         reduced += reduces * sent * 4;
+        gathered += rows * (int64_t)spec->train.slots[0] * (spec->world_size - 1);
         gathered += gradients * sent * 4 + params * sent * (int64_t)dtype_bytes(spec->param_dtype);
     }
     if (p->kind == PROGRAM_PROLOGUE)
@@ -645,17 +690,22 @@ static void a_tables_backward_waits_for_no_reduction_of_the_last_blocks(void **s
 {
     static struct spec_case c;
     (void)state;
-    for (int stage = 0; stage < 4; stage++)
+    for (int way = 0; way < 8; way++)
         for (int rows = 512; rows <= 4096; rows += 512) {
+            int stage = way % 4, by_rows = way / 4;
             struct plan plan = {0};
             struct account account;
             struct spec_sizes sizes = spec_bert_large;
             int tables = 0, read[2] = {-1, -1}; /* the last BACKWARDs that read parameters */
             sizes.rows = rows;
             spec_bert(&c, &sizes, DTYPE_BF16, stage, 4);
+            if (by_rows)
+                spec_by_rows(&c);
             assert_ok(plan_build(&plan, &account, &c.spec));
             const struct program *p = &plan.programs[PROGRAM_STEP];
             for (int i = 0; i < p->instr_count; i++) {
+                if (p->instrs[i].flags & FLAG_ROWS)
+                    assert_true(p->instrs[i].wait[ON_REDUCE] < read[0]);
                 if (p->instrs[i].op != OP_BACKWARD)
                     continue;
                 if (program_operand(&p->instrs[i], ROLE_PARAM) == NULL) {
@@ -728,6 +778,39 @@ static void at_most_prefetch_and_two_units_are_gathered_at_once(void **state)
         check_gathered_ahead(&c, &p);
         program_release(&p);
     }
+}
+
+/* No gradient of a whole table but at stage 0, where it is the reduced one; and the rows, once. */
+static void tables_by_rows_have_no_whole_gradients(void **state)
+{
+    static struct spec_case c;
+    (void)state;
+    for (int stage = 0; stage < 4; stage++)
+        for (int micro_batches = 1; micro_batches <= 2; micro_batches++) {
+            struct plan plan = {0};
+            struct account account;
+            size_t rows = 0;
+            spec_bert(&c, &spec_bert_large, DTYPE_BF16, stage, 4);
+            spec_by_rows(&c);
+            c.spec.micro_batches = micro_batches;
+            assert_ok(plan_build(&plan, &account, &c.spec));
+            const struct program *p = &plan.programs[PROGRAM_STEP];
+            for (int i = 0; i < p->buffer_count; i++) {
+                const struct buffer *b = &p->buffers[i];
+                size_t shard = rounded((size_t)c.units[0].shard_numel * sizeof(float));
+                if (b->unit >= c.parts || b->unit < 0 || b->persistent ||
+                    b->category == CATEGORY_ACTIVATIONS)
+                    continue;
+                if (b->dtype == DTYPE_F32) {
+                    assert_int_equal(b->category, CATEGORY_GRADIENTS);
+                    assert_true(stage == 0 ? b->bytes > shard : b->bytes <= shard);
+                } else if (b->category == CATEGORY_IN_FLIGHT && b->micro_batch >= 0) {
+                    rows += b->bytes;
+                }
+            }
+            assert_int_equal(rows, micro_batches * 4 * c.train_slots[0]);
+            plan_release(&plan);
+        }
 }
 
 static size_t peak(struct spec_case *c, int micro_batches, enum category category)
@@ -813,6 +896,15 @@ static void bad_specs_are_errors(void **state)
     REFUSED(units[3].tied, 4, "unit 3 is tied to unit 4");
     REFUSED(units[0].backward_reads_input, true, "unit 0 has no input to keep");
     REFUSED(units[2].act_in, 0, "units 1 and 2 both read slot 0");
+    REFUSED(units[1].by_rows, true, "unit 1 is reduced by rows, and no look-up table");
+    spec_bert(&c, &sizes, DTYPE_F32, 3, 2);
+    spec_by_rows(&c);
+    c.units[2].tied = 0;
+    assert_fails(program_build(&p, PROGRAM_STEP, &c.spec), ST_INVALID,
+                 "unit 2 is tied to unit 0, which is reduced by rows");
+    c.units[2].tied = -1;
+    c.units[0].frozen = true;
+    assert_fails(program_build(&p, PROGRAM_STEP, &c.spec), ST_INVALID, "no look-up table that is");
 #undef REFUSED
     spec_bert(&c, &sizes, DTYPE_F32, 2, 2);
     c.spec.reduce = REDUCE_PER_STEP;
@@ -850,6 +942,7 @@ int main(void)
         cmocka_unit_test(a_wait_that_is_taken_away_is_found),
         cmocka_unit_test(collectives_are_those_of_the_stage),
         cmocka_unit_test(at_most_prefetch_and_two_units_are_gathered_at_once),
+        cmocka_unit_test(tables_by_rows_have_no_whole_gradients),
         cmocka_unit_test(b46_b47_memory_does_not_grow_with_accumulation_at_stages_2_and_3),
         cmocka_unit_test(more_prefetch_than_uses_gathers_all_once_and_ahead),
         cmocka_unit_test(operands_are_found_by_role),

@@ -219,8 +219,8 @@ static void print_program(const struct program *p)
             out(" unit %-3d", in->unit);
         if (in->micro_batch >= 0)
             out(" micro %-2d", in->micro_batch);
-        out("%s%s  reads", in->flags & FLAG_ADD ? " add" : "",
-            in->flags & FLAG_GRADIENT ? " gradient" : "");
+        out("%s%s%s  reads", in->flags & FLAG_ADD ? " add" : "",
+            in->flags & FLAG_GRADIENT ? " gradient" : "", in->flags & FLAG_ROWS ? " rows" : "");
         print_operands(in, ACCESS_READ);
         out("  writes");
         print_operands(in, ACCESS_WRITE);

@@ -106,6 +106,12 @@ void spec_bert(struct spec_case *c, const struct spec_sizes *sizes, enum dtype p
     build(c, sizes, param_dtype, zero_stage, world_size, sizes->rows);
 }
 
+void spec_by_rows(struct spec_case *c)
+{
+    for (int u = 0; u < c->parts; u++)
+        c->units[u].by_rows = true;
+}
+
 static int below(uint64_t *random, int n)
 {
     return (int)(test_random(random) % (uint64_t)n);
@@ -138,6 +144,10 @@ void spec_random(struct spec_case *c, uint64_t *random)
     for (int u = 0; u < p->unit_count; u++)
         c->units[u].frozen = freeze == 3 || (freeze == 2 && below(random, 2));
     c->units[below(random, p->unit_count)].frozen = false;
+    bool by_rows = below(random, 2); /* all parts that may be */
+    for (int u = 0; u < c->parts; u++)
+        c->units[u].by_rows =
+            by_rows && !c->units[u].frozen && c->units[p->unit_count - 1].tied != u;
 }
 
 const char *spec_text(const struct spec_case *c)
@@ -146,11 +156,12 @@ const char *spec_text(const struct spec_case *c)
     const struct program_spec *p = &c->spec;
     int n = snprintf(text, sizeof text,
                      "stage %d, world %d, micro-batches %d, prefetch %d, recompute %d, reduce %d, "
-                     "update %s, %s, %d units, %d parts, head tied to %d, frozen",
+                     "update %s, %s, %d units, %d parts, head tied to %d, by rows %d, frozen",
                      p->zero_stage, p->world_size, p->micro_batches, p->prefetch, p->recompute,
                      (int)p->reduce, p->update == UPDATE_EARLY ? "early" : "late",
                      dtype_name(p->param_dtype), p->unit_count, c->parts,
-                     c->units[p->unit_count - 1].tied);
+                     c->units[p->unit_count - 1].tied,
+                     c->units[0].by_rows || c->units[c->parts - 1].by_rows);
     for (int u = 0; u < p->unit_count && n < (int)sizeof text - 8; u++)
         if (c->units[u].frozen)
             n += snprintf(text + n, sizeof text - (size_t)n, " %d", u);

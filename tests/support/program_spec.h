@@ -34,7 +34,11 @@ extern const struct spec_sizes spec_bert_base, spec_bert_large;
 void spec_bert(struct spec_case *c, const struct spec_sizes *sizes, enum dtype param_dtype,
                int zero_stage, int world_size);
 
-/** spec_random() - small random sizes, stage, world, policies, frozen and tied units. */
+/** spec_by_rows() - reduce the word table by rows. */
+void spec_by_rows(struct spec_case *c);
+
+/** spec_random() - small random sizes, stage, world, policies, frozen and tied units, tables by
+ * rows. */
 void spec_random(struct spec_case *c, uint64_t *random);
 
 /** spec_text() - the choices of a spec in one line, for messages; valid until the next call. */
