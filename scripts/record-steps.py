@@ -35,7 +35,8 @@ import subprocess
 import tempfile
 
 SETS = ["data.max_train_samples=64", "data.max_eval_samples=8", "eval.before=false", "eval.every=0",
-        "eval.train_samples=0", "train.threads=1", "output.model=false", "data.cache_dir="]
+        "eval.train_samples=0", "train.threads=1", "train.tables=whole", "output.model=false",
+        "data.cache_dir="]
 
 
 def run(command):

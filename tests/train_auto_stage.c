@@ -38,7 +38,8 @@ static struct run_config a_model(void)
     struct run_config c = run_planned();
     c.model.vocab_size = 3000;
     c.train.micro_batch = 4;
-    c.train.grad_accum = 2; /* every stage has another arena then */
+    c.train.grad_accum = 2;        /* every stage has another arena then */
+    c.train.tables = TABLES_WHOLE; /* and they lie further apart than by rows */
     c.train.zero_stage = ZERO_STAGE_AUTO;
     return c;
 }

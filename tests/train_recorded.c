@@ -79,6 +79,7 @@ static void check_stage(int stage)
     read_recording(&r, stage);
     assert_ok(config_load(&config, "configs/demo.yaml", NULL, 0));
     config.train.comm = COMM_LOCAL;
+    config.train.tables = TABLES_WHOLE; /* as all were when these were recorded */
     assert_ok(device_open(&device, DEVICE_CPU, PRECISION_FP32, 0, 1));
     assert_ok(setup_init(&setup, &config, device, 2, stage, r.rows, r.rows));
     assert_ok(plan_build(&plan, &account, &setup.spec));

@@ -34,7 +34,10 @@ static int release_traces(void **state)
 static struct run_config tiny(int ranks, int stage, int64_t accum, int64_t steps)
 {
     struct tiny_run with = {ranks, stage, accum, steps, .reduce = REDUCE_PER_MICRO_BATCH};
-    return run_tiny_with(&scratch, with);
+    struct run_config c = run_tiny_with(&scratch, with);
+    /* The batches have more rows than the table, so by itself it would be reduced whole. */
+    c.train.tables = ranks % 2 == 0 ? TABLES_ROWS : TABLES_WHOLE;
+    return c;
 }
 
 /* Run and compare with @first to the bit. */
@@ -114,6 +117,60 @@ static void reducing_once_a_step_is_bit_equal_at_stages_0_and_1(void **state)
         run_release(&first);
         run_release(&other);
     }
+}
+
+/* Of tables. */
+static int64_t count_collectives(const struct trainer *t, enum program_op op, unsigned flags)
+{
+    const struct program *p = &t->plan.programs[PROGRAM_STEP];
+    int64_t n = 0;
+    for (int i = 0; i < p->instr_count; i++)
+        n += p->instrs[i].op == op && p->instrs[i].flags == flags &&
+             t->setup.model.units[p->instrs[i].unit].look_up;
+    return n;
+}
+
+/* Collectives of a step that are about tables: gathers of rows, and those of whole gradients. */
+struct table_collectives {
+    int64_t rows, whole;
+};
+
+static void count_table_collectives(void *context, struct trainer *t)
+{
+    struct table_collectives *of = context;
+    if (t->comm->rank == 0)
+        *of = (struct table_collectives){count_collectives(t, OP_GATHER, FLAG_ROWS),
+                                         count_collectives(t, OP_REDUCE, 0) +
+                                             count_collectives(t, OP_GATHER, FLAG_GRADIENT)};
+}
+
+/* The sum over ranks has another order than that of whole gradients, and no more. */
+static void tables_by_rows_are_close_to_whole_ones(void **state)
+{
+    (void)state;
+    for (int ranks = 2; ranks <= 4; ranks++)
+        for (int accum = 1; accum <= 2; accum++) {
+            int stage = (ranks + accum) % 4;
+            struct run_config c = tiny(ranks, stage, accum, 6);
+            c.optim.max_grad_norm = 0.5; /* clips */
+            struct table_collectives whole, rows;
+            c.train.tables = TABLES_AUTO; /* there are more rows than the table has */
+            run_ok(&first, &c,
+                   &(struct run_how){.at_start = count_table_collectives, .context = &whole});
+            c.train.tables = TABLES_ROWS;
+            run_ok(&other, &c,
+                   &(struct run_how){.at_start = count_table_collectives, .context = &rows});
+            assert_true(rows.rows == accum && rows.whole == 0);
+            assert_true(whole.rows == 0 && whole.whole > 0);
+            run_close(&first, &other, 1e-5, 1e-6, "tables by rows and whole");
+            for (int i = 0; i < 6; i++) {
+                double a = first.step[0][i].grad_norm, b = other.step[0][i].grad_norm;
+                assert_true(fabs(a - b) <= 1e-5 * a);
+            }
+            assert_true(first.step[0][0].loss == other.step[0][0].loss);
+            run_release(&first);
+            run_release(&other);
+        }
 }
 
 static void reducing_once_a_step_is_refused_at_stage_2(void **state)
@@ -504,6 +561,7 @@ int main(void)
     const struct CMUnitTest more[] = {
         TEST(b49_overlap_and_accumulation_change_no_bit),
         TEST(reducing_once_a_step_is_bit_equal_at_stages_0_and_1),
+        TEST(tables_by_rows_are_close_to_whole_ones),
         TEST(reducing_once_a_step_is_refused_at_stage_2),
         TEST(distilbert_is_bit_equal_at_all_stages_and_recomputed),
         TEST(prefetch_depth_changes_no_bit),

@@ -8,7 +8,7 @@ usage: bench/gpu/check.py [--gpus N] [--budget SECONDS] [--only WORD]... [--out 
   bits     stages 0-3 have the same losses, norms and final evaluation to the last bit, as have
            overlap on and off, graphs on and off, early launches on and off, any prefetch,
            recomputation, a second run, and a traced run; with one micro-batch a step and with two;
-           on 1, 2, 4, ... GPUs
+           with tables reduced by rows and (fp32) whole; on 1, 2, 4, ... GPUs
   curve    bf16 stays within a band of the CPU's fp32 curve over 300 steps of real questions
   resume   steps, a checkpoint, a resume and steps again = the steps at one go, to the last bit;
            on another world and stage nearly; the best weights exported answer as they did
@@ -202,7 +202,7 @@ class Check:
     def variants(self, world):
         """Name, settings. The first one is what the others must equal."""
         # Two steps of each of a few length classes, an evaluation at the end.
-        same = dict(train__steps=6, train__reduce="per_micro_batch",
+        same = dict(train__steps=6, train__reduce="per_micro_batch", train__tables="rows",
                     data__eval="data/squad/xquad.en.json.gz", data__max_eval_samples=24)
         most = world == self.worlds()[-1]
         for name, extra in (("one micro-batch", {}), ("two micro-batches", {"train__grad_accum": 2})):
@@ -227,8 +227,8 @@ class Check:
                           ("traced, stage 3", {"trace": True, "train__zero_stage": 3})]
             yield name, [(n, dict(same, **extra, **s)) for n, s in group]
         if most:
-            fp32 = dict(same, train__precision="fp32")
-            yield "fp32", [("stage 0", fp32)] + \
+            fp32 = dict(same, train__precision="fp32", train__tables="whole")
+            yield "fp32, whole tables", [("stage 0", fp32)] + \
                 [(f"stage {s}", dict(fp32, train__zero_stage=s)) for s in (1, 2, 3)]
 
     def bits(self, pool):

@@ -28,6 +28,7 @@ enum { CONFIG_TEXT_BYTES = 512, ZERO_STAGE_AUTO = -1 /* found when the run start
 enum model_family { FAMILY_BERT, FAMILY_DISTILBERT };
 enum schedule_kind { SCHEDULE_LINEAR, SCHEDULE_COSINE, SCHEDULE_CONSTANT };
 enum reduce_policy { REDUCE_AUTO, REDUCE_PER_STEP, REDUCE_PER_MICRO_BATCH };
+enum table_policy { TABLES_AUTO, TABLES_ROWS, TABLES_WHOLE };
 enum update_policy { UPDATE_AUTO, UPDATE_LATE, UPDATE_EARLY };
 enum recompute_policy { RECOMPUTE_NONE, RECOMPUTE_GELU, RECOMPUTE_BLOCK };
 enum comm_kind { COMM_AUTO, COMM_LOCAL, COMM_MPI, COMM_NCCL };
@@ -59,6 +60,7 @@ struct run_config {
         int64_t epochs, steps; /* steps -1: epochs decide; 0: evaluate only */
         int64_t seed;
         enum reduce_policy reduce;
+        enum table_policy tables;  /* how their gradients are reduced */
         enum update_policy update; /* late: under the next step's forward pass */
         enum recompute_policy recompute;
         int64_t prefetch; /* units gathered ahead of use; 0 = none */

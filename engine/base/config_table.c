@@ -13,6 +13,7 @@
 static const char *const family_names[] = {"bert", "distilbert", NULL};
 static const char *const schedule_names[] = {"linear", "cosine", "constant", NULL};
 static const char *const reduce_names[] = {"auto", "per_step", "per_micro_batch", NULL};
+static const char *const tables_names[] = {"auto", "rows", "whole", NULL};
 static const char *const update_names[] = {"auto", "late", "early", NULL};
 static const char *const recompute_names[] = {"none", "gelu", "block", NULL};
 static const char *const comm_names[] = {"auto", "local", "mpi", "nccl", NULL};
@@ -116,6 +117,11 @@ const struct config_field config_fields[] = {
     CHOICE(train, reduce, reduce_names, REDUCE_AUTO,
            "When gradients are reduced; auto: per_step at stages 0 and 1, per_micro_batch at 2 and "
            "3."),
+    CHOICE(
+        train, tables, tables_names, TABLES_AUTO,
+        "How gradients of the word table are reduced; rows: all ranks' rows are gathered, and each "
+        "sums what it owns; whole: as all others; auto: what sends less. Changes the order of "
+        "sums."),
     CHOICE(train, update, update_names, UPDATE_AUTO,
            "When AdamW runs; late: under the next forward pass; early: at the end of its step; "
            "auto: late unless that needs 1% more memory."),

@@ -5,6 +5,7 @@
 struct micro_arrays {
     int32_t *cu_seqlens, *kv_len, *sample, *by_length, *start, *end; /* B (+ 1) */
     int32_t *token, *token_type, *row_sequence, *token_order;        /* T */
+    int32_t *all_token, *all_order;                                  /* ranks * T */
 };
 
 static void micro_bind(struct arena *a, struct micro_arrays *x, const struct batch_layout *l)
@@ -19,6 +20,8 @@ static void micro_bind(struct arena *a, struct micro_arrays *x, const struct bat
     ARENA_BIND(a, x->token_type, l->rows);
     ARENA_BIND(a, x->row_sequence, l->rows);
     ARENA_BIND(a, x->token_order, l->rows);
+    ARENA_BIND(a, x->all_token, l->ranks * l->rows);
+    ARENA_BIND(a, x->all_order, l->ranks * l->rows);
 }
 
 void batch_layout_init(struct batch_layout *l)
@@ -39,14 +42,17 @@ static struct micro_arrays arrays_of(const struct batch_layout *l, void *block, 
 
 /* Rows by (token, row): a stable radix sort, eight bits a pass, of token + 1. Rows behind the first
  * @used have none and come first, the last of them first of all: a view of fewer rows skips them.
- * Four passes end where they began, in @order. */
+ * An even number of passes ends where it began, in @order: two do for 65,534 tokens. */
 static void sort_rows(int32_t *order, int32_t *scratch, const int32_t *token, int64_t rows,
                       int64_t used)
 {
-    int32_t *from = order, *to = scratch;
+    int32_t *from = order, *to = scratch, most = 0;
+    for (int64_t i = 0; i < rows; i++)
+        most = token[i] > most ? token[i] : most;
+    int bits = most < UINT16_MAX ? 16 : 32;
     for (int64_t i = 0; i < rows; i++)
         from[i] = (int32_t)(i < rows - used ? rows - 1 - i : i - (rows - used));
-    for (int shift = 0; shift < 32; shift += 8) {
+    for (int shift = 0; shift < bits; shift += 8) {
         int64_t first[257] = {0};
         for (int64_t i = 0; i < rows; i++)
             first[((uint32_t)(token[i] + 1) >> shift & 255) + 1]++;
@@ -87,6 +93,12 @@ static int64_t rows_of(const struct batch_layout *l, const struct feature *f)
     return l->padded_length > 0 ? l->padded_length : f->token_count;
 }
 
+static int32_t token_at(const struct batch_layout *l, const struct feature_set *set,
+                        const struct feature *f, int64_t i)
+{
+    return i < f->token_count ? set->ids[f->first_token + i] : l->pad_id;
+}
+
 int64_t batch_fill(const struct batch_layout *l, void *block, int index,
                    const struct feature_set *set, const int32_t *features, int64_t count,
                    int32_t *scratch)
@@ -107,7 +119,7 @@ int64_t batch_fill(const struct batch_layout *l, void *block, int index,
         x.start[b] = f->start;
         x.end[b] = f->end;
         for (int64_t i = 0; i < rows; i++, row++) {
-            x.token[row] = i < f->token_count ? set->ids[f->first_token + i] : l->pad_id;
+            x.token[row] = token_at(l, set, f, i);
             x.token_type[row] = i < f->token_count && i >= f->context_first ? l->sep_type : 0;
             x.row_sequence[row] = (int32_t)b;
         }
@@ -123,7 +135,31 @@ int64_t batch_fill(const struct batch_layout *l, void *block, int index,
     return row;
 }
 
-struct sequences batch_view(const struct batch_layout *l, void *block, int index, int64_t rows)
+void batch_fill_rank(const struct batch_layout *l, void *block, int index, int rank, int64_t rows,
+                     const struct feature_set *set, const int32_t *features, int64_t count)
+{
+    int32_t *token = arrays_of(l, block, index).all_token + rank * rows;
+    int64_t row = 0;
+    ASSERT(rank < l->ranks && rows <= l->rows);
+    for (int64_t b = 0; b < count; b++) {
+        const struct feature *f = &set->features[features[b]];
+        ASSERT(row + rows_of(l, f) <= rows);
+        for (int64_t i = 0; i < rows_of(l, f); i++)
+            token[row++] = token_at(l, set, f, i);
+    }
+    while (row < rows)
+        token[row++] = -1;
+}
+
+void batch_order_ranks(const struct batch_layout *l, void *block, int index, int64_t rows,
+                       int32_t *scratch)
+{
+    struct micro_arrays x = arrays_of(l, block, index);
+    sort_rows(x.all_order, scratch, x.all_token, l->ranks * rows, l->ranks * rows);
+}
+
+struct sequences batch_view(const struct batch_layout *l, void *block, int index, int64_t rows,
+                            int64_t all_rows)
 {
     struct micro_arrays x = arrays_of(l, block, index);
     return (struct sequences){
@@ -142,5 +178,6 @@ struct sequences batch_view(const struct batch_layout *l, void *block, int index
         .token_order = x.token_order + (l->rows - rows),
         .start = x.start,
         .end = x.end,
+        .all = {l->ranks * all_rows, l->ranks, x.all_token, x.all_order},
     };
 }

@@ -14,7 +14,10 @@ static enum status rehearse_step(struct trainer *t)
     char *block = executor_shared(&t->executor, SHARED_BATCH);
     for (int m = 0; m < t->config->train.grad_accum; m++) {
         batch_fill(l, slot->block, m, &t->data->train.features, NULL, 0, t->sort_scratch);
-        t->micro[m] = batch_view(l, block, m, l->rows);
+        for (int r = 0; r < l->ranks; r++)
+            batch_fill_rank(l, slot->block, m, r, l->rows, &t->data->train.features, NULL, 0);
+        batch_order_ranks(l, slot->block, m, l->rows, t->sort_scratch);
+        t->micro[m] = batch_view(l, block, m, l->rows, l->rows);
     }
     *slot->host = (struct step_host){.inv_count = 1.0f, .training = 1};
     return executor_run(&t->executor, PROGRAM_STEP, t->micro, NULL);
@@ -90,7 +93,7 @@ enum status capture_steps(struct trainer *t)
     TRY_GOTO(st, out, device_memory_used(t->device, &before));
     for (int i = 0; i < classes; i++) {
         for (int m = 0; m < micros; m++)
-            t->micro[m] = batch_view(l, block, m, rows[i]);
+            t->micro[m] = batch_view(l, block, m, rows[i], rows[i]);
         TRY_GOTO(st, out, executor_capture(&t->executor, PROGRAM_STEP, t->micro));
     }
     TRY_GOTO(st, out, device_memory_used(t->device, &after));

@@ -179,7 +179,7 @@ static enum status issue_round(struct evaluator *e, struct trainer *t, const str
     char *block = executor_shared(&t->executor, SHARED_BATCH);
     TRY(device_copy(s, block, r->block, l->micro_bytes));
     TRY(device_copy(s, executor_shared(&t->executor, SHARED_STATE), r->host, sizeof *r->host));
-    struct sequences micro = batch_view(l, block, 0, tensor_rows(t, rows));
+    struct sequences micro = batch_view(l, block, 0, tensor_rows(t, rows), 0);
     TRY(executor_run(&t->executor, PROGRAM_EVALUATE, &micro, &r->collected));
     return event_record(&r->done, s);
 }

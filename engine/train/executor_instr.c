@@ -9,25 +9,57 @@ static int64_t shard_numel(const struct turn *t, const struct instr *in)
     return t->ex->layout->units[in->unit].shard_numel;
 }
 
+/* Of each rank: the rows of its slot's gradient, as many as the fullest has. */
+static enum status gather_rows(struct turn *t, const struct instr *in, struct stream *s,
+                               struct event *done)
+{
+    const struct model *m = t->ex->model;
+    const struct model_slot *slot = &m->slots[m->units[in->unit].act_out];
+    struct token_rows all = t->micro[in->micro_batch].all;
+    ASSERT(all.batches == t->ex->comm->world_size);
+    return comm_all_gather(t->ex->comm, s, turn_operand(t, in, ROLE_ROWS),
+                           turn_operand(t, in, ROLE_DACT_OUT),
+                           div_exact(all.rows, all.batches) * slot->columns, slot->dtype, done);
+}
+
 static enum status run_gather(struct turn *t, const struct instr *in, struct stream *s,
                               struct event *done)
 {
     bool gradient = in->flags & FLAG_GRADIENT;
+    if (in->flags & FLAG_ROWS)
+        return gather_rows(t, in, s, done);
     return comm_all_gather(t->ex->comm, s, turn_operand(t, in, gradient ? ROLE_GRAD : ROLE_PARAM),
                            turn_operand(t, in, gradient ? ROLE_GRAD_SHARD : ROLE_SHARD),
                            shard_numel(t, in), gradient ? DTYPE_F32 : t->ex->device->param_dtype,
                            done);
 }
 
-/* BACKWARD writes a unit's gradient up to its last tensor; the padding of the shards behind it must
- * not carry old bytes into sums and norms. */
-static enum status clear_padding(struct turn *t, int unit, float *grads, struct stream *s)
+/* What of a flat gradient a BACKWARD writes: all, or this rank's reduced part. */
+struct grad_range {
+    float *grads; /* NULL: nothing */
+    int64_t first, numel;
+};
+
+static struct grad_range grad_range(const struct turn *t, const struct instr *in, int unit,
+                                    enum role role)
 {
     const struct layout_unit *u = &t->ex->layout->units[unit];
-    if (grads == NULL || u->numel == u->padded_numel)
+    if (program_operand(in, role) == NULL && role == ROLE_GRAD)
+        return (struct grad_range){turn_operand(t, in, ROLE_GRAD_SHARD),
+                                   t->ex->comm->rank * u->shard_numel, u->shard_numel};
+    return (struct grad_range){turn_operand(t, in, role), 0, u->padded_numel};
+}
+
+/* BACKWARD writes a unit's gradient up to its last tensor; the padding of the shards behind it must
+ * not carry old bytes into sums and norms. */
+static enum status clear_padding(struct turn *t, int unit, const struct grad_range *r,
+                                 struct stream *s)
+{
+    const struct layout_unit *u = &t->ex->layout->units[unit];
+    int64_t from = u->numel > r->first ? u->numel : r->first, end = r->first + r->numel;
+    if (r->grads == NULL || from >= end)
         return ST_OK;
-    return device_fill(s, grads + u->numel, 0,
-                       sizeof *grads * (size_t)(u->padded_numel - u->numel));
+    return device_fill(s, r->grads + (from - r->first), 0, sizeof *r->grads * (size_t)(end - from));
 }
 
 /* One rank has made a table's gradient in one BACKWARD: it is known which rows are zeros. */
@@ -41,13 +73,17 @@ static enum status run_unit(struct turn *t, const struct instr *in, struct strea
 {
     const struct model *model = t->ex->model;
     const struct model_unit *unit = &model->units[in->unit];
+    struct grad_range own = grad_range(t, in, in->unit, ROLE_GRAD);
     struct unit_call call = {
         .stream = s,
         .sequences = &t->micro[in->micro_batch],
         .state = turn_operand(t, in, ROLE_STATE),
         .report = turn_operand(t, in, ROLE_REPORT),
         .params = turn_operand(t, in, ROLE_PARAM),
-        .grads = turn_operand(t, in, ROLE_GRAD),
+        .grads = own.grads,
+        .all_dact_out = turn_operand(t, in, ROLE_ROWS),
+        .grads_first = own.first,
+        .grads_numel = own.numel,
         .grads_add = in->flags & FLAG_ADD,
         .grads_mark = rows_are_known(t->ex, in->unit),
         .tied_params = turn_operand(t, in, ROLE_PARAM_TIED),
@@ -64,9 +100,11 @@ static enum status run_unit(struct turn *t, const struct instr *in, struct strea
     if (in->op != OP_BACKWARD)
         return unit->forward(model, unit, &call);
     if (!call.grads_add)
-        TRY(clear_padding(t, in->unit, call.grads, s));
-    if (!call.tied_grads_add && unit->tied >= 0)
-        TRY(clear_padding(t, unit->tied, call.tied_grads, s));
+        TRY(clear_padding(t, in->unit, &own, s));
+    if (!call.tied_grads_add && unit->tied >= 0) {
+        struct grad_range tied = grad_range(t, in, unit->tied, ROLE_GRAD_TIED);
+        TRY(clear_padding(t, unit->tied, &tied, s));
+    }
     TRY(unit->backward(model, unit, &call));
     return op_finish_sums(s);
 }

@@ -44,10 +44,11 @@ static void describe(const struct trainer *t)
              (double)model_total_numel(&t->setup.model) * 1e-6, t->setup.model.unit_count,
              dtype_name(t->device->param_dtype), t->comm->ops->name);
     log_info("run",
-             "zero stage %d  reduce %s  prefetch %" PRId64
+             "zero stage %d  reduce %s  tables %s  prefetch %" PRId64
              "  overlap %s  update %s  recompute %s  %s",
              t->setup.spec.zero_stage, reduce == REDUCE_PER_STEP ? "per step" : "per micro-batch",
-             c->train.prefetch, c->train.overlap ? "on" : "off", t->plan.late ? "late" : "early",
+             l->ranks > 0 ? "by rows" : "whole", c->train.prefetch, c->train.overlap ? "on" : "off",
+             t->plan.late ? "late" : "early",
              c->train.recompute == RECOMPUTE_BLOCK  ? "blocks"
              : c->train.recompute == RECOMPUTE_GELU ? "GELU"
                                                     : "off",

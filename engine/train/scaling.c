@@ -33,7 +33,7 @@ static void workload_close(struct workload *w)
 /* ---- BERT-large ------------------------------------------------------------------------------ */
 
 /* SQuAD's windows: 175 tokens on average, standard deviation 60. */
-static enum status open_bert(struct workload *w, int ranks, int stage)
+static enum status open_bert(struct workload *w, int ranks, int stage, bool hybrid)
 {
     struct run_config config;
     struct device *device = NULL;
@@ -47,6 +47,8 @@ static enum status open_bert(struct workload *w, int ranks, int stage)
     config.model.ffn = 4096;
     config.train.micro_batch = SEQUENCES;
     config.train.comm = COMM_NCCL;
+    if (hybrid) /* the groups' sum is part of a REDUCE */
+        config.train.tables = TABLES_WHOLE;
     w->micro = (struct batch_size){175.0 * SEQUENCES, (175.0 * 175 + 60 * 60) * SEQUENCES};
     TRY(device_open(&device, DEVICE_CPU, PRECISION_FP32, 0, 1));
     device->param_dtype = DTYPE_BF16;
@@ -184,7 +186,7 @@ enum status scaling_forecast(struct scaling_step *out, const struct scaling_case
     TRY(machine_builtin(&machine, name));
     TRY(forecast_check(&machine, world));
     TRY_GOTO(st, out,
-             c->model == SCALING_BERT_LARGE ? open_bert(&w, world.ranks, c->zero_stage)
+             c->model == SCALING_BERT_LARGE ? open_bert(&w, world.ranks, c->zero_stage, c->hybrid)
                                             : open_decoder(&w, world.ranks, c->zero_stage));
     struct simulate_rates rates = forecast_rates(&machine, w.units, w.width, w.head, w.micro);
     TRY_GOTO(st, out, simulate_program(&r, &w.program, &rates, world));

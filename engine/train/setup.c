@@ -53,6 +53,36 @@ static void size_units(const struct setup *s, struct unit_bytes *units, size_t *
         slots[i] = (size_t)l->rows * (size_t)m->slots[i].columns * dtype_bytes(m->slots[i].dtype);
 }
 
+/* Is the table that writes a slot reduced by rows? In a step a rank then sends its rows of the
+ * slot's gradient, else its part of the table's, to each of the others. */
+static bool moves_by_rows(const struct setup *s, const struct run_config *config, int slot,
+                          int zero_stage)
+{
+    const struct model *m = &s->model;
+    double rows = (double)s->train_slots[slot] * s->layout.world_size, table = 0;
+    for (int u = 0; u < m->unit_count; u++)
+        if (m->units[u].look_up && m->units[u].act_out == slot)
+            table += (double)model_unit_numel(m, u) * sizeof(float);
+    if (program_reduce_policy(config->train.reduce, zero_stage) == REDUCE_PER_STEP)
+        rows *= (double)config->train.grad_accum; /* while the table's are summed up first */
+    return config->train.tables == TABLES_ROWS ||
+           (config->train.tables == TABLES_AUTO && rows < table);
+}
+
+/* And then a rank's batch has all ranks' tokens. */
+static void choose_rows(struct setup *s, const struct run_config *config, int zero_stage)
+{
+    const struct model *m = &s->model;
+    for (int u = 0; u < m->unit_count; u++) {
+        s->units[u].by_rows = s->layout.world_size > 1 && !s->units[u].frozen &&
+                              model_only_looked_up(m, u) &&
+                              moves_by_rows(s, config, m->units[u].act_out, zero_stage);
+        if (s->units[u].by_rows)
+            s->train_batch.ranks = s->layout.world_size;
+    }
+    batch_layout_init(&s->train_batch);
+}
+
 static enum status list_units(struct setup *s)
 {
     const struct model *m = &s->model;
@@ -105,7 +135,8 @@ static size_t staging_bytes(const struct setup *s, const struct run_config *conf
 {
     int64_t largest = 0;
     for (int u = 0; u < s->layout.unit_count; u++)
-        if (!s->layout.units[u].frozen && s->layout.units[u].shard_numel > largest)
+        if (!s->layout.units[u].frozen && !s->units[u].by_rows &&
+            s->layout.units[u].shard_numel > largest)
             largest = s->layout.units[u].shard_numel;
     return comm_staging_bytes(config->train.comm, world_size, largest);
 }
@@ -122,6 +153,7 @@ enum status setup_init(struct setup *s, const struct run_config *config,
     size_batch(&s->eval_batch, &s->model, config, config->eval.micro_batch, eval_rows);
     struct op_limits limits = op_limits(s, config, world_size);
     TRY_GOTO(st, out, list_units(s));
+    choose_rows(s, config, zero_stage);
     s->spec = (struct program_spec){
         .units = s->units,
         .unit_count = s->model.unit_count,

@@ -94,6 +94,16 @@ static size_t packing_loss(const struct account *a)
     return a->arena_bytes - a->live_peak_bytes;
 }
 
+/* How gradients of the word table are reduced, as train.tables says it. */
+static const char *tables_of(const struct stage_plans *p, int stage)
+{
+    const struct program *step = &p->plan[stage].programs[PROGRAM_STEP];
+    for (int i = 0; i < step->instr_count; i++)
+        if (step->instrs[i].flags & FLAG_ROWS)
+            return "rows";
+    return "whole";
+}
+
 static void print_json(const struct stage_plans *p, const struct run_config *config)
 {
     out("{\"world_size\":%" PRId64 ",\"micro_batch\":%" PRId64 ",\"grad_accum\":%" PRId64
@@ -114,7 +124,8 @@ static void print_json(const struct stage_plans *p, const struct run_config *con
         out("\"packing_loss\":%zu},\"own_max\":{", packing_loss(a));
         for (int c = 0; c < CATEGORY_COUNT; c++)
             out("%s\"%s\":%zu", c > 0 ? "," : "", category_name((enum category)c), a->own_max[c]);
-        out("},\"live_peak\":%zu,\"total\":%zu", a->live_peak_bytes, a->arena_bytes);
+        out("},\"live_peak\":%zu,\"total\":%zu,\"tables\":\"%s\"", a->live_peak_bytes,
+            a->arena_bytes, tables_of(p, stage));
         if (p->target->timed)
             out(",\"predicted_ms\":%.4f,\"exposed_ms\":%.4f", p->forecast[stage].seconds * 1e3,
                 p->forecast[stage].exposed_seconds * 1e3);
@@ -177,6 +188,10 @@ static void print_table(const struct stage_plans *p, const struct run_config *co
     for (int stage = 0; stage < STAGES; stage++)
         out("%15.1f%%",
             100.0 * (double)p->account[stage].arena_bytes / (double)p->account[0].arena_bytes);
+    out("\n");
+    out("%-16s", "tables");
+    for (int stage = 0; stage < STAGES; stage++)
+        out("%16s", tables_of(p, stage));
     out("\n");
     if (p->target->timed)
         print_times(p);

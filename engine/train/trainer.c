@@ -27,15 +27,19 @@ int64_t trainer_total_steps(const struct run_config *config, int64_t samples, in
 
 /* ---- opening ---- */
 
-/* What all ranks must have in common. */
+/* What all ranks must have in common. Of the data all: a rank may need the others' tokens. */
 struct identity {
-    uint64_t layout;
+    uint64_t layout, data, vocab;
     int64_t samples, total_steps, arena_bytes;
 };
 
 static enum status compare_ranks(struct trainer *t)
 {
-    struct identity mine = {layout_fingerprint(&t->setup.layout), t->sampler.count, t->total_steps,
+    struct identity mine = {layout_fingerprint(&t->setup.layout),
+                            t->data->train.data.content_hash,
+                            t->data->vocab.content_hash,
+                            t->sampler.count,
+                            t->total_steps,
                             (int64_t)t->account.arena_bytes};
     struct identity *all = NULL;
     enum status st = ST_OK;
@@ -70,7 +74,8 @@ static enum status open_slots(struct trainer *t)
     const struct batch_layout *l = &t->setup.train_batch;
     TRY(mem_alloc(&t->micro, sizeof *t->micro * (size_t)t->config->train.grad_accum));
     TRY(mem_alloc(&t->picked, sizeof *t->picked * (size_t)l->sequences));
-    return mem_alloc(&t->sort_scratch, sizeof *t->sort_scratch * (size_t)l->rows);
+    int64_t sorted = l->ranks > 0 ? l->ranks * l->rows : l->rows;
+    return mem_alloc(&t->sort_scratch, sizeof *t->sort_scratch * (size_t)sorted);
 }
 
 static struct optim_hyper hyper_of(const struct run_config *config, int64_t total_steps)

@@ -14,6 +14,18 @@
 
 /* ---- steps ---- */
 
+/* Tokens of all ranks' rows, for tables that are reduced by rows. */
+static void fill_ranks(struct trainer *t, struct step_slot *slot, int m)
+{
+    const struct batch_layout *l = &t->setup.train_batch;
+    int64_t rows = sampler_class(&t->sampler, m);
+    for (int r = 0; r < l->ranks; r++) {
+        int64_t count = sampler_take(&t->sampler, r, m, t->picked);
+        batch_fill_rank(l, slot->block, m, r, rows, &t->data->train.features, t->picked, count);
+    }
+    batch_order_ranks(l, slot->block, m, rows, t->sort_scratch);
+}
+
 static int64_t fill_micro_batches(struct trainer *t, struct step_slot *slot)
 {
     const struct batch_layout *l = &t->setup.train_batch;
@@ -24,9 +36,11 @@ static int64_t fill_micro_batches(struct trainer *t, struct step_slot *slot)
         int64_t rows = batch_fill(l, slot->block, m, &t->data->train.features, t->picked, count,
                                   t->sort_scratch);
         tokens += rows;
+        if (l->ranks > 0)
+            fill_ranks(t, slot, m);
         if (t->device->fixed_rows)
             rows = sampler_class(&t->sampler, m);
-        t->micro[m] = batch_view(l, block, m, rows);
+        t->micro[m] = batch_view(l, block, m, rows, sampler_class(&t->sampler, m));
     }
     return tokens;
 }
