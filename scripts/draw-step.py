@@ -16,6 +16,7 @@ COMMAND = ["plan", "--config", "configs/demo.yaml", "--ranks", "2", "--zero-stag
            "--show-program"]
 LINE = re.compile(
     r"\s*(?P<index>\d+) (?P<stream>\w+)\s+(?P<op>\w+)(?:\s+unit (?P<unit>\d+))?.*?"
+    r"(?P<rows> rows)?  "
     r"reads(?P<reads>.*?)  writes(?P<writes>.*?)  after(?P<after>.*?)  ends(?P<ends>.*?)"
     r"  live (?P<live>\d+)$")
 UNITS = ["word table", "embedding norm", "block 0", "block 1", "head"]
@@ -24,12 +25,13 @@ NO_UNIT = "#777777"
 LETTER = {"GATHER": "G", "FORWARD": "F", "BACKWARD": "B", "REDUCE": "R", "NORM": "N",
           "UPDATE": "U", "BEGIN": "b", "AGREE": "A"}
 COLUMN, LEFT, TOP, ROW, BAR = 26, 150, 62, 26, 11
-GROUPS = ["gathered parameters", "whole gradients", "gradient shards", "activations", "scratch"]
+GROUPS = ["gathered parameters", "gathered rows", "whole gradients", "gradient shards", "activations", "scratch"]
 
 
 class Buffer:
-    def __init__(self, first, unit, op):
-        self.first, self.last, self.unit, self.op = first, None, unit, op
+    def __init__(self, first, instr):
+        self.first, self.last, self.unit, self.op = first, None, instr["unit"], instr["op"]
+        self.rows = instr["rows"] is not None
         self.readers = set()
 
 
@@ -54,7 +56,7 @@ def find_lives(instrs):
     lives, made = {}, {}
     for i, instr in enumerate(instrs):
         for b in instr["writes"]:
-            made.setdefault(b, Buffer(i, instr["unit"], instr["op"]))
+            made.setdefault(b, Buffer(i, instr))
         for b in instr["reads"]:
             if b in made:
                 made[b].readers.add(instr["op"])
@@ -67,8 +69,8 @@ def find_lives(instrs):
 
 def group_of(buffer):
     if buffer.op == "GATHER":
-        return "gathered parameters"
-    if buffer.op == "REDUCE":
+        return "gathered rows" if buffer.rows else "gathered parameters"
+    if buffer.op == "REDUCE" or "NORM" in buffer.readers:  # the table's BACKWARD writes its own
         return "gradient shards"
     if "REDUCE" in buffer.readers:
         return "whole gradients"
@@ -183,7 +185,9 @@ def main():
     y = draw_lives(svg, find_lives(instrs), len(instrs), y) + 8
     y = draw_live_bytes(svg, instrs, y) + 18
     svg.text(LEFT, y, "A bar is the life of a buffer. What a REDUCE has read is held for one more B. "
-             "Live bytes include what lives always: this rank's shards of parameters, m and v.")
+             "The word table has no R: its B sums the gathered rows.")
+    y += 16
+    svg.text(LEFT, y, "Live bytes include what lives always: this rank's shards of parameters, m and v.")
     svg.write(LEFT + len(instrs) * COLUMN + 12, y + 12)
 
 

@@ -126,7 +126,7 @@ __device__ static int32_t embedding_run(const struct table_part &part, const str
                                         int64_t place, int64_t c0, int64_t c1)
 {
     int32_t t = place < q.rows ? q.token[q.order[place]] : 0;
-    if (t <= 0 || part_from(part, t) >= c1 || part_to(part, t) <= c0)
+    if (t <= 0 || max(part_from(part, t), c0) >= min(part_to(part, t), c1))
         return 0;
     return place > 0 && q.token[q.order[place - 1]] == t ? 0 : t;
 }
