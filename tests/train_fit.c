@@ -76,6 +76,62 @@ static void the_largest_micro_batch_fits_and_one_more_does_not(void **state)
     }
 }
 
+/* What a rank sends in a step of stage 1, with the tables reduced as @tables says; @by_rows: are
+ * they? */
+static int64_t sent_with(bool *by_rows, const struct run_config *config, enum table_policy tables,
+                         int world_size)
+{
+    struct run_config c = *config;
+    struct device device;
+    struct setup setup;
+    struct program p = {0};
+    c.train.tables = tables;
+    assert_ok(plan_device_init(&device, DEVICE_CUDA, PRECISION_AUTO, 1));
+    assert_ok(setup_init(&setup, &c, &device, world_size, 1, 0, 0));
+    assert_ok(program_build(&p, PROGRAM_STEP, &setup.spec));
+    *by_rows = setup.units[0].by_rows;
+    for (int u = 0; u < setup.model.unit_count; u++) /* all parts or none */
+        assert_int_equal(setup.units[u].by_rows, *by_rows && setup.model.units[u].look_up);
+    assert_int_equal(setup.train_batch.ranks, *by_rows ? world_size : 0);
+    int64_t sent = program_collective_bytes(&p, OP_GATHER, world_size) +
+                   program_collective_bytes(&p, OP_REDUCE, world_size);
+    program_release(&p);
+    setup_release(&setup);
+    return sent;
+}
+
+static void tables_are_reduced_by_rows_where_that_sends_less(void **state)
+{
+    (void)state;
+    int chosen[2] = {0, 0};
+    for (int ranks = 2; ranks <= 64; ranks *= 2)
+        for (int micro = 1; micro <= 4; micro++)
+            for (int accum = 1; accum <= 3; accum++)
+                for (int reduce = REDUCE_PER_STEP; reduce <= REDUCE_PER_MICRO_BATCH; reduce++) {
+                    struct run_config c = run_planned();
+                    bool rows, whole, by_itself;
+                    c.train.micro_batch = micro;
+                    c.train.grad_accum = accum;
+                    c.train.reduce = (enum reduce_policy)reduce;
+                    int64_t by_rows = sent_with(&rows, &c, TABLES_ROWS, ranks);
+                    int64_t at_once = sent_with(&whole, &c, TABLES_WHOLE, ranks);
+                    int64_t sent = sent_with(&by_itself, &c, TABLES_AUTO, ranks);
+                    assert_true(rows && !whole);
+                    assert_int_equal(sent, by_itself ? by_rows : at_once);
+                    /* But for what shards are padded with. */
+                    assert_true(sent <= by_rows + by_rows / 50 && sent <= at_once + at_once / 50);
+                    chosen[by_itself]++;
+                }
+    assert_true(chosen[0] > 20 && chosen[1] > 20);
+    struct run_config c = run_planned();
+    bool rows;
+    sent_with(&rows, &c, TABLES_ROWS, 1);
+    assert_false(rows);
+    snprintf(c.train.freeze, sizeof c.train.freeze, "bert.embeddings.word_embeddings");
+    sent_with(&rows, &c, TABLES_ROWS, 4);
+    assert_false(rows);
+}
+
 /* A room of exactly the arena of 5 is enough for 5; with one byte less, 4 is the most. */
 static void one_byte_less_is_one_sequence_less(void **state)
 {
@@ -358,6 +414,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_largest_micro_batch_fits_and_one_more_does_not),
+        cmocka_unit_test(tables_are_reduced_by_rows_where_that_sends_less),
         cmocka_unit_test(one_byte_less_is_one_sequence_less),
         cmocka_unit_test(the_ends_of_the_search),
         cmocka_unit_test(a_given_micro_batch_fits_or_does_not),
