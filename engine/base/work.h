@@ -16,7 +16,7 @@ struct pass_work {
     double product_flops;   /* of linear layers */
     double attention_flops; /* of q k^T and of the sum over v, and their gradients */
     double bytes;
-    int attention_calls; /* of a forward; a backward counts as two */
+    int attention_calls; /* of a forward; a backward counts as two, or none beside other work */
     int kernels;         /* that a GPU starts; each takes some time, whatever it does */
 };
 

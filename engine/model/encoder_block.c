@@ -278,9 +278,10 @@ static enum status backward(const struct model *m, const struct model_unit *u,
 }
 
 /* Products: 2 for each weight and row; attention: 4 C for each pair of rows that see each other.
- * Backward is twice that: each product has two gradients. Bytes: forward two norms (branch and
- * residual in, sum and norm out) and the GELU; backward two norms (sum and gradient in, two
- * gradients out) and the GELU's (gradient and input in, gradient and, if it is not kept, gelu out).
+ * Backward is twice that: each product has two gradients. What a call of attention leaves idle, two
+ * of these take there, so its calls cost nothing. Bytes: forward two norms (branch and residual in,
+ * sum and norm out) and the GELU; backward two norms (sum and gradient in, two gradients out) and
+ * the GELU's (gradient and input in, gradient and, if it is not kept, gelu out).
  * Kernels on a GPU: four products, attention, GELU, two norms; backward twice as many products, and
  * two that finish sums over rows. */
 static struct unit_work work(const struct model *m, const struct model_unit *u,
@@ -293,7 +294,7 @@ static struct unit_work work(const struct model *m, const struct model_unit *u,
     (void)u;
     return (struct unit_work){
         .forward = {products, attention, (2 * 4 * C + 2 * F) * element, 1, 8},
-        .backward = {2 * products, 2 * attention, (2 * 4 * C + gelu * F) * element, 2, 14}};
+        .backward = {2 * products, 2 * attention, (2 * 4 * C + gelu * F) * element, 0, 14}};
 }
 
 static void whole(struct model_builder *b, const struct encoder_family *f, int index,

@@ -16,7 +16,7 @@
  *       source: "..."                 # backward counts twice forward
  *       tflops:
  *         64: {175: 80, 2048: 287}
- *       call_us: 7                    # of a forward beside that, of a backward twice
+ *       call_us: 7                    # of a forward beside that, of a backward alone twice
  *     memory:                         # GB/s, reads and writes together
  *       source: "..."
  *       copy: 4200
