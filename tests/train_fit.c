@@ -132,6 +132,32 @@ static void tables_are_reduced_by_rows_where_that_sends_less(void **state)
     assert_false(rows);
 }
 
+/* The table has three parts; 168 rows of it, 64,512 bytes of gradient, are in the last one. */
+static bool last_part_is_by_rows(const struct run_config *c, int world_size)
+{
+    struct device device;
+    struct setup setup;
+    assert_ok(plan_device_init(&device, DEVICE_CUDA, PRECISION_AUTO, 1));
+    assert_ok(setup_init(&setup, c, &device, world_size, 1, 0, 0));
+    assert_true(setup.model.units[2].look_up && !setup.model.units[3].look_up);
+    bool by_rows = setup.units[2].by_rows;
+    setup_release(&setup);
+    return by_rows;
+}
+
+static void frozen_parts_of_a_table_do_not_count(void **state)
+{
+    (void)state;
+    struct run_config c = run_planned();
+    c.train.micro_batch = 1; /* 128 rows of a rank are 24,576 bytes */
+    assert_true(last_part_is_by_rows(&c, 2));
+    assert_true(last_part_is_by_rows(&c, 4));
+    snprintf(c.train.freeze, sizeof c.train.freeze,
+             "bert.embeddings.word_embeddings.weight.0,bert.embeddings.word_embeddings.weight.1");
+    assert_true(last_part_is_by_rows(&c, 2));
+    assert_false(last_part_is_by_rows(&c, 4));
+}
+
 /* A room of exactly the arena of 5 is enough for 5; with one byte less, 4 is the most. */
 static void one_byte_less_is_one_sequence_less(void **state)
 {
@@ -415,6 +441,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_largest_micro_batch_fits_and_one_more_does_not),
         cmocka_unit_test(tables_are_reduced_by_rows_where_that_sends_less),
+        cmocka_unit_test(frozen_parts_of_a_table_do_not_count),
         cmocka_unit_test(one_byte_less_is_one_sequence_less),
         cmocka_unit_test(the_ends_of_the_search),
         cmocka_unit_test(a_given_micro_batch_fits_or_does_not),

@@ -54,14 +54,15 @@ static void size_units(const struct setup *s, struct unit_bytes *units, size_t *
 }
 
 /* Is the table that writes a slot reduced by rows? In a step a rank then sends its rows of the
- * slot's gradient, else its part of the table's, to each of the others. */
+ * slot's gradient, else its part of the table's, to each of the others. Stage 0 sends its part of
+ * the sum, too, but all stages choose alike: they have the same losses to the bit. */
 static bool moves_by_rows(const struct setup *s, const struct run_config *config, int slot,
                           int zero_stage)
 {
     const struct model *m = &s->model;
     double rows = (double)s->train_slots[slot] * s->layout.world_size, table = 0;
     for (int u = 0; u < m->unit_count; u++)
-        if (m->units[u].look_up && m->units[u].act_out == slot)
+        if (m->units[u].look_up && m->units[u].act_out == slot && !s->units[u].frozen)
             table += (double)model_unit_numel(m, u) * sizeof(float);
     if (program_reduce_policy(config->train.reduce, zero_stage) == REDUCE_PER_STEP)
         rows *= (double)config->train.grad_accum; /* while the table's are summed up first */
