@@ -71,7 +71,8 @@ static void set_bind(struct arena *a, struct set *x, const struct bench *b)
     x->lse = tensor_2d(arena_take(a, (size_t)(H * T) * 4), DTYPE_F32, H, T);
     x->dbias = tensor_1d(arena_take(a, (size_t)(3 * C) * 4), DTYPE_F32, 3 * C);
     x->dqkv = tensor_2d(arena_take(a, (size_t)(T * 3 * C) * 2), DTYPE_BF16, T, 3 * C);
-    x->masks = arena_take(a, op_attention_mask_bytes(H, T, b->q.count, b->q.max_length));
+    x->masks = arena_take(
+        a, op_attention_mask_bytes(DTYPE_BF16, b->now->width, H, T, b->q.count, b->q.max_length));
 }
 
 static enum status pass(struct bench *b, const struct set *x, bool backward)

@@ -429,7 +429,8 @@ static void kept_case(struct op_test *t, int batch, struct attention_size z)
     int64_t T = spec->rows, C = (int64_t)z.heads * z.width;
     struct op_batch b;
     op_batch_make(t, &b, spec);
-    size_t bytes = op_attention_mask_bytes(z.heads, T, spec->count, b.q.max_length);
+    size_t bytes = op_attention_mask_bytes(t->s->device->param_dtype, z.width, z.heads, T,
+                                           spec->count, b.q.max_length);
     struct tensor qkv = op_put_2d(t, op_random(t, T * 3 * C, 1.0), T, 3 * C);
     struct tensor dout = op_put_2d(t, op_random(t, T * C, 1.0), T, C);
     struct tensor masks = op_put_f32_1d(t, NULL, (int64_t)bytes / 4);

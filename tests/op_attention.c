@@ -238,12 +238,23 @@ static void b25_no_rows(void **state)
     assert_ok(op_attention_backward(t->s, qkv, none, out, out, lse, qkv, &b.q, H, drop, false));
 }
 
+/* Of 130 rows in two sequences five tiles of queries, of 100 keys two tiles: 512 bytes each. */
+static void masks_have_room_where_a_backend_keeps_them(void **state)
+{
+    (void)state;
+    assert_int_equal(op_attention_mask_bytes(DTYPE_BF16, 64, 3, 130, 2, 100), 3 * 5 * 2 * 512);
+    assert_int_equal(op_attention_mask_bytes(DTYPE_BF16, 32, 3, 0, 0, 64), 3 * 512);
+    assert_int_equal(op_attention_mask_bytes(DTYPE_BF16, 128, 3, 130, 2, 100), 0);
+    assert_int_equal(op_attention_mask_bytes(DTYPE_F32, 64, 3, 130, 2, 100), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(forward_of_packed_padded_and_empty_sequences),
         cmocka_unit_test(backward_is_the_gradient_of_forward),
         cmocka_unit_test(masks_follow_the_sample_not_the_packing),
+        cmocka_unit_test(masks_have_room_where_a_backend_keeps_them),
         cmocka_unit_test(large_scores_do_not_overflow),
         cmocka_unit_test(softmax_error_is_a_few_ulp),
         cmocka_unit_test(b25_no_rows),

@@ -69,9 +69,11 @@ static void saved_bind(struct arena *a, struct block_saved *s, const struct mode
     ARENA_BIND(a, s->lse, H * T);
     ARENA_BIND(a, s->stats1, 2 * T);
     ARENA_BIND(a, s->stats2, 2 * T);
+    size_t mask_bytes =
+        op_attention_mask_bytes(m->param_dtype, C / H, H, T, d.sequences, d.max_length);
     s->masks = NULL;
-    if (m->keep_all && m->dims.attention_dropout > 0.0f)
-        ARENA_BIND(a, s->masks, op_attention_mask_bytes(H, T, d.sequences, d.max_length));
+    if (m->keep_all && m->dims.attention_dropout > 0.0f && mask_bytes > 0)
+        ARENA_BIND(a, s->masks, mask_bytes);
 }
 
 static void forward_scratch_bind(struct arena *a, struct block_forward_scratch *s,

@@ -6,6 +6,8 @@
 
 #include <stdint.h>
 
+#include "engine/ops/cuda_sizes.h"
+
 /* Macros, so that a failed assertion names the tensor and the line of the op. */
 #define EXPECT_SHAPE_1D(t, n)                                                                      \
     do {                                                                                           \
@@ -77,6 +79,16 @@ static void expect_dropout(struct dropout d)
     ASSERT(d.p >= 0.0f);
     ASSERT(d.p < 1.0f);
     ASSERT(d.p == 0.0f || d.state);
+}
+
+/* Those that keep them are attention's kernels for Hopper. */
+size_t op_attention_mask_bytes(enum dtype dtype, int64_t width, int64_t heads, int64_t rows,
+                               int64_t sequences, int64_t max_length)
+{
+    if (dtype != DTYPE_BF16 || (width != 32 && width != 64))
+        return 0;
+    int64_t queries = 64 * attention_part_slots(rows, sequences);
+    return (size_t)(heads * queries * attention_keep_pitch(max_length));
 }
 
 size_t op_workspace_bytes(const struct device *device, const struct op_limits *limits)

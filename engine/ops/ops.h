@@ -86,12 +86,10 @@ struct dropout {
 };
 
 /** op_attention_mask_bytes() - of dropout.masks: a bit for each query, head and key, in tiles of
- * 64 x 64 that belong to one sequence each. Backends that make masks again leave them alone. */
-static inline size_t op_attention_mask_bytes(int64_t heads, int64_t rows, int64_t sequences,
-                                             int64_t max_length)
-{
-    return (size_t)(heads * (rows / 64 + sequences + 1) * ((max_length + 63) / 64)) * 64 * 64 / 8;
-}
+ * 64 x 64 that belong to one sequence each; 0: no backend keeps them for such tensors and heads.
+ * Backends that make masks again leave them alone. */
+size_t op_attention_mask_bytes(enum dtype dtype, int64_t width, int64_t heads, int64_t rows,
+                               int64_t sequences, int64_t max_length);
 
 enum dropout_site {
     SITE_EMBEDDING,

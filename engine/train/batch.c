@@ -42,7 +42,7 @@ static struct micro_arrays arrays_of(const struct batch_layout *l, void *block, 
 
 /* Rows by (token, row): a stable radix sort, eight bits a pass, of token + 1. Rows behind the first
  * @used have none and come first, the last of them first of all: a view of fewer rows skips them.
- * An even number of passes ends where it began, in @order: two do for 65,534 tokens. */
+ * An even number of passes ends where it began, in @order: two do for tokens up to 65,534. */
 static void sort_rows(int32_t *order, int32_t *scratch, const int32_t *token, int64_t rows,
                       int64_t used)
 {
