@@ -246,6 +246,43 @@ static void a_world_that_is_not_the_launchers_is_refused(void **state)
     assert_false(is_there("none"));
 }
 
+/* Rank r has @option with r behind it; named is @what. */
+static void expect_differing(const struct run_config *c, const char *option, const char *what)
+{
+    char config[512], folder[512], command[1024];
+    snprintf(command, sizeof command,
+             "exec \"$0\" train --config \"$1\" --output-dir \"$2\" --set %s$OMPI_COMM_WORLD_RANK",
+             option);
+    job_start(&job, &scratch, 2,
+              (const char *const[]){"/bin/sh", "-c", command, program(), put_config(config, c),
+                                    scratch_path(&scratch, folder, "differ"), NULL});
+    job_wait(&job);
+    job_expect(&job, false, "rank 1 differs from rank 0 in ");
+    job_expect(&job, false, what);
+}
+
+static void ranks_that_do_not_have_the_same_run_are_refused(void **state)
+{
+    (void)state;
+    mpi_skip_without();
+    struct run_config c = tiny(1, 1);
+    struct file_text text;
+    char path[512], option[600];
+    c.train.comm = COMM_MPI;
+    read_file(&text, "train.json");
+    scratch_put(&scratch, path, "of-rank-0", text.data, text.bytes);
+    text.data[text.bytes] = ' '; /* in place of the zero behind it */
+    scratch_put(&scratch, path, "of-rank-1", text.data, text.bytes + 1);
+    mem_free(&text.data);
+    path[strlen(path) - 1] = '\0';
+    snprintf(option, sizeof option, "data.train=%s", path);
+    expect_differing(&c, option, "in the content of data.train: ");
+    expect_differing(&c, "train.seed=1", "in train.seed: 11 and 10;");
+    expect_differing(&c, "train.steps=1", "in the number of steps: 11 and 10;");
+    expect_differing(&c, "train.micro_batch=1", "in the sequences of a step: 44 and 40;");
+    expect_differing(&c, "model.ffn=1", "in the layout of the model: ");
+}
+
 /* ---- the end ---- */
 
 /* @launched: by a mpiexec of ours, else by that of `tessera train`. */
@@ -383,6 +420,7 @@ int main(void)
         cmocka_unit_test(mpi_that_is_not_built_in_is_said),
         cmocka_unit_test(nccl_is_no_name_for_cpu_ranks),
         cmocka_unit_test(a_world_that_is_not_the_launchers_is_refused),
+        cmocka_unit_test(ranks_that_do_not_have_the_same_run_are_refused),
         cmocka_unit_test(a_killed_rank_ends_the_run_in_seconds),
         cmocka_unit_test(a_signal_finishes_the_step_and_writes_what_there_is),
         cmocka_unit_test(a_signal_to_the_parent_of_mpiexec_is_the_exit_code),

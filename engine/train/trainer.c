@@ -27,30 +27,50 @@ int64_t trainer_total_steps(const struct run_config *config, int64_t samples, in
 
 /* ---- opening ---- */
 
-/* What all ranks must have in common. Of the data all: a rank may need the others' tokens. */
-struct identity {
-    uint64_t layout, data, vocab;
-    int64_t samples, total_steps, arena_bytes;
+/* What all ranks must have in common. Of the data and its order all: a rank may need the others'
+ * tokens. The arena stands for what else of the configuration decides what is sent. */
+enum {
+    SAME_MODEL,
+    SAME_DATA,
+    SAME_VOCAB,
+    SAME_SAMPLES,
+    SAME_SEED,
+    SAME_BATCH,
+    SAME_STEPS,
+    SAME_ARENA,
+    SAMES
 };
+static const char *const same_names[SAMES] = {"the layout of the model",
+                                              "the content of data.train",
+                                              "the content of data.vocab",
+                                              "the number of samples",
+                                              "train.seed",
+                                              "the sequences of a step",
+                                              "the number of steps",
+                                              "the bytes of the arena, by its configuration"};
 
 static enum status compare_ranks(struct trainer *t)
 {
-    struct identity mine = {layout_fingerprint(&t->setup.layout),
-                            t->data->train.data.content_hash,
-                            t->data->vocab.content_hash,
-                            t->sampler.count,
-                            t->total_steps,
-                            (int64_t)t->account.arena_bytes};
-    struct identity *all = NULL;
+    const uint64_t mine[SAMES] = {
+        [SAME_MODEL] = layout_fingerprint(&t->setup.layout),
+        [SAME_DATA] = t->data->train.data.content_hash,
+        [SAME_VOCAB] = t->data->vocab.content_hash,
+        [SAME_SAMPLES] = (uint64_t)t->sampler.count,
+        [SAME_SEED] = (uint64_t)t->config->train.seed,
+        [SAME_BATCH] = (uint64_t)t->sampler.global_batch,
+        [SAME_STEPS] = (uint64_t)t->total_steps,
+        [SAME_ARENA] = t->account.arena_bytes,
+    };
+    uint64_t *all = NULL;
     enum status st = ST_OK;
-    TRY(mem_alloc(&all, sizeof *all * (size_t)t->comm->world_size));
-    TRY_GOTO(st, out, comm_exchange(t->comm, all, &mine, sizeof mine));
-    for (int r = 1; r < t->comm->world_size && st == ST_OK; r++)
-        if (memcmp(&all[r], &all[0], sizeof mine) != 0)
+    TRY(mem_alloc(&all, sizeof mine * (size_t)t->comm->world_size));
+    TRY_GOTO(st, out, comm_exchange(t->comm, all, mine, sizeof mine));
+    for (int i = SAMES; i < t->comm->world_size * SAMES && st == ST_OK; i++)
+        if (all[i] != all[i % SAMES])
             st = FAIL(INVALID,
-                      "rank %d differs from rank 0 in its model, data or configuration "
-                      "(samples %" PRId64 " and %" PRId64 ", steps %" PRId64 " and %" PRId64 ")",
-                      r, all[r].samples, all[0].samples, all[r].total_steps, all[0].total_steps);
+                      "rank %d differs from rank 0 in %s: %" PRIu64 " and %" PRIu64
+                      "; all ranks take the same model, data and configuration",
+                      i / SAMES, same_names[i % SAMES], all[i], all[i % SAMES]);
 out:
     mem_free(&all);
     return st;
