@@ -7,9 +7,10 @@
 #     ops        single ops and their floors                       bench/cuda_ops
 #     attention  attention beside PyTorch's varlen kernels         bench/gpu/attention.py
 #     steps      step times at all stages, all GPUs                bench/gpu/steps.py
-#     one        the same on one GPU, also with full sequences of 384 tokens
+#     one        the same on one GPU, also with full sequences of 384 tokens; the rate of products
 #     breakdown  where a step's time goes: traces, and kernels through CUPTI
-#     variants   windows, updates, GEMM plan, collectives left out, blocks of NCCL's kernels
+#     variants   windows, updates, tables, what is kept, GEMM plan, collectives left out, blocks of
+#                NCCL's kernels
 #     recipe     a whole fine-tuning; TRAIN="FILE..." EVAL=FILE name the questions
 #
 # What PyTorch does is left out where PYTHON has no torch and transformers, with a line that says so.
@@ -108,6 +109,11 @@ part_one() {
     # shellcheck disable=SC2086
     steps one $cells --gpus 1 --stages 0 --padded --peers "$(peers one,one-c,one-graphs)"
     steps full large:64 --gpus 1 --stages 0 --full --peers "$(peers one-c)"
+    if [ "$torch" = yes ]; then
+        "$python" bench/gpu/product.py || code=1
+    else
+        echo "SKIP: the rate of products that full sequences are a share of: it is PyTorch's"
+    fi
 }
 
 part_breakdown() {
@@ -143,6 +149,8 @@ part_variants() {
     steps windows-off large:16 --stages 0,1,3 --peers none --set train.windows=false
     steps update-early large:16 --stages 0,1,3 --peers none --set train.update=early
     steps overlap-off large:16 --stages 0,1,3 --peers none --set train.overlap=false
+    steps tables-whole large:16 base:8 --stages 0,1,3 --peers none --set train.tables=whole
+    steps recompute-gelu large:16 base:8 --gpus 1 --stages 0 --peers none --set train.recompute=gelu
     steps plan-off large:16 base:32 large:64 --gpus 1 --stages 0 --peers none \
         --set train.gemm_plan=off
     echo "Collectives left out: these steps compute nothing that is right."
