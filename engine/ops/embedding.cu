@@ -76,6 +76,14 @@ __device__ static int64_t embedding_place(const struct token_rows &q, int64_t to
     return low;
 }
 
+/* Four zeros. Stored as a pack of them, the compiler makes two halves of it. */
+__device__ static void store_zeros(float *out)
+{
+    asm volatile("st.global.v4.f32 [%0], {%1, %1, %1, %1};" ::"l"(__cvta_generic_to_global(out)),
+                 "f"(0.0f)
+                 : "memory");
+}
+
 /* Zeros, or marks, in the table rows [row, row + rows) that have no token; at most EMBED_ROWS. */
 __device__ static void embedding_clear(const struct table_part &part, const struct token_rows &q,
                                        int64_t row, int rows, bool marks)
@@ -92,7 +100,6 @@ __device__ static void embedding_clear(const struct table_part &part, const stru
     for (int r = threadIdx.x; marks && r < rows; r += EMBED_THREADS)
         if (!used[r])
             *part_row(part, row + r) = float_of_bits(ROW_MARK);
-    float zeros[4] = {0.0f};
     bool packs =
         (part.columns | part.first | part.numel) % 4 == 0 && (uintptr_t)part.grad % 16 == 0;
     for (int r = 0; !marks && r < rows; r++) {
@@ -100,8 +107,9 @@ __device__ static void embedding_clear(const struct table_part &part, const stru
         int64_t from = part_from(part, row + r), to = part_to(part, row + r);
         if (used[r])
             continue;
+#pragma unroll 1
         for (int64_t c = from + threadIdx.x * 4; packs && c < to; c += EMBED_THREADS * 4)
-            store_pack<float, 4>(out + c, zeros);
+            store_zeros(out + c);
         for (int64_t c = from + threadIdx.x; !packs && c < to; c += EMBED_THREADS)
             out[c] = 0.0f;
     }
