@@ -284,6 +284,7 @@ enum status nccl_comm_open(struct comm **out, struct device *device, int rank, i
     n->device = device;
     n->rv = world_size > 1 ? rv : NULL;
     memcpy(&n->id, id, sizeof n->id);
+    n->base.multiprocessors = world_size > 1 ? COLLECTIVE_BLOCKS : 0;
     n->wants_windows = windows;
     pthread_mutex_init(&n->lock, NULL);
     enum status st = begin_opening(n);

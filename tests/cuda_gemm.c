@@ -50,7 +50,7 @@ static int forget(void **state)
     (void)state;
     if (gpu != NULL) {
         gemm_plan_install(gpu, NULL);
-        gemm_plan_aim(gpu, 0);
+        gemm_plan_beside(gpu, 0);
     }
     return 0;
 }
@@ -310,24 +310,31 @@ static void products_that_a_plan_lacks_take_the_librarys_choice(void **state)
     gemm_plan_install(gpu, NULL);
 }
 
-/* The aim is part of the product: a plan for all multiprocessors does not serve. */
-static void products_may_aim_at_a_part_of_the_card(void **state)
+/* What runs beside is part of the product: a plan for products alone does not serve. */
+static void beside_collectives_products_are_made_for_all_or_the_rest_of_the_card(void **state)
 {
     (void)state;
     NEEDS_GPU();
+    enum { BESIDE = 12 };
     struct gemm_table plan = {0};
     struct gemm_measured measured;
     gemm_card(gpu, &plan.card);
-    int32_t aim = (int32_t)plan.card.multiprocessors - 12;
-    gemm_plan_aim(gpu, aim);
+    int32_t rest = (int32_t)plan.card.multiprocessors - BESIDE;
+    gemm_plan_beside(gpu, BESIDE);
     run_all(false);
     make(&plan, &measured, 3600.0);
-    for (int i = 0; i < plan.count; i++)
-        assert_int_equal(plan.entries[i].key.sm, aim);
+    int of_rest = 0;
+    for (int i = 0; i < plan.count; i++) {
+        uint32_t sm = plan.entries[i].algo[GEMM_SM];
+        assert_int_equal(plan.entries[i].key.beside, BESIDE);
+        assert_true(sm == 0 || sm == (uint32_t)rest);
+        of_rest += sm != 0;
+    }
+    printf("%d of %d products for %d multiprocessors\n", of_rest, plan.count, (int)rest);
     gemm_plan_install(gpu, &plan);
     run_all(true);
     assert_int_equal(gemm_plan_missing(gpu), 0);
-    gemm_plan_aim(gpu, plan.card.multiprocessors); /* all of them */
+    gemm_plan_beside(gpu, 0);
     run_all(false);
     assert_int_equal(gemm_plan_missing(gpu), PRODUCTS);
     gemm_plan_install(gpu, NULL);
@@ -358,6 +365,9 @@ static void algorithms_that_do_not_fit_are_refused(void **state)
     assert_false(gemm_plan_accepts(gpu, &bad));
     bad = good;
     bad.algo[GEMM_CLUSTER] = 70000;
+    assert_false(gemm_plan_accepts(gpu, &bad));
+    bad = good;
+    bad.algo[GEMM_SM] = (uint32_t)plan.card.multiprocessors + 1;
     assert_false(gemm_plan_accepts(gpu, &bad));
     int refused = 0;
     for (int i = 0; i < 400; i++) {
@@ -408,7 +418,8 @@ int main(void)
         cmocka_unit_test_teardown(a_measured_plan_is_right_and_comes_back_from_its_text, forget),
         cmocka_unit_test_teardown(without_time_a_plan_has_the_first_candidates, forget),
         cmocka_unit_test_teardown(products_that_a_plan_lacks_take_the_librarys_choice, forget),
-        cmocka_unit_test_teardown(products_may_aim_at_a_part_of_the_card, forget),
+        cmocka_unit_test_teardown(
+            beside_collectives_products_are_made_for_all_or_the_rest_of_the_card, forget),
         cmocka_unit_test_teardown(algorithms_that_do_not_fit_are_refused, forget),
         cmocka_unit_test_teardown(a_captured_product_has_the_bits_of_an_issued_one, forget),
     };

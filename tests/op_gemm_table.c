@@ -10,11 +10,12 @@
 
 static const struct gemm_card h100 = {"NVIDIA H100 80GB HBM3", 132, 130100};
 
-static const char HEAD[] = "tessera gemm plan 1\ncard NVIDIA H100 80GB HBM3\nmultiprocessors "
+static const char HEAD[] = "tessera gemm plan 2\ncard NVIDIA H100 80GB HBM3\nmultiprocessors "
                            "132\nlibrary 130100\n";
-static const char LINE[] = "forward bf16 T=2816 N=3072 K=1024 add=0 bias=1 align=256 sm=0 id=66 "
-                           "tile=1 stages=2 split=3 reduction=2 swizzle=4 custom=5 inner=6 "
-                           "cluster=7 us=31.40\n";
+static const char LINE[] =
+    "forward bf16 T=2816 N=3072 K=1024 add=0 bias=1 align=256 beside=16 id=66 "
+    "tile=1 stages=2 split=3 reduction=2 swizzle=4 custom=5 inner=6 "
+    "cluster=7 sm=116 us=31.40\n";
 
 static int release(void **state)
 {
@@ -35,7 +36,7 @@ static struct gemm_entry entry_of(uint64_t *random, int64_t T)
                               .add = (int32_t)(test_random(random) % 2),
                               .bias = (int32_t)(test_random(random) % 2),
                               .align = 1 << test_random(random) % 9,
-                              .sm = (int32_t)(test_random(random) % 133)};
+                              .beside = (int32_t)(test_random(random) % 133)};
     for (int i = 0; i < GEMM_ATTRIBUTES; i++)
         e.algo[i] = (uint32_t)test_random(random) >> test_random(random) % 32;
     e.us = (double)(test_random(random) % 100000) / 100.0;
@@ -97,8 +98,9 @@ static void the_text_is_what_the_header_says(void **state)
                                    .kind = GEMM_FORWARD,
                                    .dtype = DTYPE_BF16,
                                    .bias = 1,
-                                   .align = 256},
-                           .algo = {66, 1, 2, 3, 2, 4, 5, 6, 7},
+                                   .align = 256,
+                                   .beside = 16},
+                           .algo = {66, 1, 2, 3, 2, 4, 5, 6, 7, 116},
                            .us = 31.4};
     char *text = NULL, want[1024];
     size_t bytes = 0;
@@ -118,7 +120,7 @@ static void entries_are_found_by_every_part_of_their_key(void **state)
     for (int i = 0; i < table.count; i++) {
         struct gemm_key key = table.entries[i].key;
         assert_ptr_equal(gemm_table_find(&table, &key), &table.entries[i]);
-        key.sm += 1000;
+        key.beside += 1000;
         assert_null(gemm_table_find(&table, &key));
         key = table.entries[i].key;
         key.add = !key.add;
@@ -214,13 +216,22 @@ static void refuse_change(const char *from, const char *to, const char *message)
     refuse(bad, strlen(bad), message);
 }
 
+static void a_plan_of_another_version_is_no_damage(void **state)
+{
+    (void)state;
+    struct gemm_table table = {0};
+    static const char older[] = "tessera gemm plan 1\ncard NVIDIA H100 80GB HBM3\n";
+    assert_fails(gemm_table_read(&table, older, sizeof older - 1, "file"), ST_UNSUPPORTED,
+                 "file:1: a GEMM plan of version 1, not 2");
+}
+
 static void wrong_text_is_named_by_line(void **state)
 {
     (void)state;
     char twice[2048], longest[1200];
     refuse("", 0, "file:1: the text ends");
-    refuse("tessera gemm plan 1", 19, "file:1: the text ends");
-    refuse_change("plan 1", "plan 2", "file:1: expected tessera gemm plan 1, found");
+    refuse("tessera gemm plan 2", 19, "file:1: the text ends");
+    refuse_change("gemm plan", "plan", "file:1: expected tessera gemm plan , found");
     refuse_change("card NVIDIA", "curd NVIDIA", "file:2: expected card, found \"curd\"");
     refuse_change("card NVIDIA H100 80GB HBM3", "card ", "file:2: expected the card's name");
     refuse_change("multiprocessors 132", "multiprocessors 0", "file:3: expected a number of at");
@@ -239,7 +250,7 @@ static void wrong_text_is_named_by_line(void **state)
     refuse_change("id=66", "id=-1", "expected id from 0 to 4294967295, found \"-1\"");
     refuse_change("id=66", "id=4294967296", "expected id from 0");
     refuse_change("id=66", "id=66x", "expected id from 0");
-    refuse_change(" cluster=7", "", "expected cluster=NUMBER, found \"us=31.40\"");
+    refuse_change(" cluster=7", "", "expected cluster=NUMBER, found \"sm=116\"");
     refuse_change("us=31.40", "us=nan", "expected us from 0 to 1e9");
     refuse_change("us=31.40", "us=-1", "expected us from 0 to 1e9");
     refuse_change("us=31.40", "us=31.40 more", "expected the end of the line, found \"more\"");
@@ -314,6 +325,7 @@ int main(void)
         cmocka_unit_test_teardown(out_of_memory_leaves_nothing_behind, release),
         cmocka_unit_test_teardown(cards_differ_in_name_size_or_library, release),
         cmocka_unit_test_teardown(the_file_is_named_after_the_card, release),
+        cmocka_unit_test(a_plan_of_another_version_is_no_damage),
         cmocka_unit_test_teardown(wrong_text_is_named_by_line, release),
         cmocka_unit_test_teardown(more_products_than_a_plan_holds_are_refused, release),
         cmocka_unit_test_teardown(damaged_text_does_no_harm, release),

@@ -22,7 +22,8 @@
 
 C_BEGIN
 
-enum { CONFIG_TEXT_BYTES = 512, ZERO_STAGE_AUTO = -1 /* found when the run starts */ };
+enum { CONFIG_TEXT_BYTES = 512 };
+enum { ZERO_STAGE_AUTO = -1, GEMM_BESIDE_AUTO = -1 /* found when the run starts */ };
 
 /* Choices; the names in YAML are the lower-case tails (linear, per_step, ...). */
 enum model_family { FAMILY_BERT, FAMILY_DISTILBERT };
@@ -68,7 +69,7 @@ struct run_config {
         bool graphs;      /* CUDA: capture steps once, replay them */
         char gemm_plan[CONFIG_TEXT_BYTES]; /* "auto", "off" or a folder: engine/train/products.h */
         bool windows; /* NCCL: collectives in symmetric windows, where all ranks can */
-        int64_t gemm_multiprocessors; /* 0: all */
+        int64_t gemm_beside; /* or GEMM_BESIDE_AUTO */
         bool early_launch;            /* CUDA: kernels overlap with the end of those before */
         int64_t max_unit_numel;
         int64_t threads; /* BLAS and op threads a rank; 0 = cores / local ranks */

@@ -140,9 +140,9 @@ const struct config_field config_fields[] = {
     BOOL(train, windows, true,
          "NCCL's symmetric windows for collectives, where all ranks can; changes the order of "
          "sums."),
-    INT(train, gemm_multiprocessors, 0, 0, 1 << 16,
-        "On CUDA: multiprocessors that matrix products are made for, to leave some to collectives "
-        "that run beside them; 0: all."),
+    INT_OR(train, gemm_beside, GEMM_BESIDE_AUTO, 0, 1 << 16, "auto", GEMM_BESIDE_AUTO,
+           "On CUDA: multiprocessors that collectives hold about half of the time, for which the "
+           "algorithms of matrix products are chosen; auto: as many as NCCL gets; 0: none."),
     BOOL(train, early_launch, true,
          "On CUDA, H100 and newer: a kernel's blocks are placed while the kernel before it ends."),
     INT(train, max_unit_numel, 16777216, 128, INT64_C(1) << 40,

@@ -23,7 +23,7 @@ struct gemm_library {
     cublasLtHandle_t handle; /* owned */
     struct gemm_card card;
     const struct gemm_table *table; /* borrowed; NULL: none is installed */
-    int32_t sm;                     /* that bf16 products aim at; 0: all */
+    int32_t beside;                 /* multiprocessors that collectives hold beside bf16 products */
     int count, missing;
     int32_t slot[2 * GEMM_TABLE_MAX]; /* open addressing: plan + 1, or 0 */
     struct gemm_plan plan[GEMM_TABLE_MAX];
@@ -49,16 +49,21 @@ static inline enum status cublas_status(cublasStatus_t result, const char *call,
  * the key says, which the library looks at; NULL without bias. */
 enum status gemm_plan_describe(struct gemm_plan *p, const void *bias, cublasComputeType_t compute);
 
+/** gemm_plan_aim() - @p, described, is for @sm multiprocessors; 0: all. */
+enum status gemm_plan_aim(struct gemm_plan *p, uint32_t sm);
+
 /** gemm_plan_ask() - up to @most algorithms that the heuristic offers, its favourite first; none is
  * no failure. All are reproducible and fit the workspace. */
 enum status gemm_plan_ask(struct gemm_library *library, struct gemm_plan *p,
                           cublasLtMatmulAlgo_t *algos, int most, int *count);
 
-/** gemm_algo_read() - the attributes of an algorithm, as a plan file has them. */
-void gemm_algo_read(uint32_t values[GEMM_ATTRIBUTES], const cublasLtMatmulAlgo_t *algo);
+/** gemm_algo_read() - the attributes of an algorithm, as a plan file has them, for @sm
+ * multiprocessors. */
+void gemm_algo_read(uint32_t values[GEMM_ATTRIBUTES], const cublasLtMatmulAlgo_t *algo,
+                    uint32_t sm);
 
-/** gemm_algo_make() - the algorithm with these attributes; false if the library, or what
- * gemm_plan.h promises, refuses it for the described @p. */
+/** gemm_algo_make() - the algorithm with these attributes, and @p's aim, for the described @p;
+ * false if the library, or what gemm_plan.h promises, refuses it. */
 bool gemm_algo_make(const struct gemm_library *library, cublasLtMatmulAlgo_t *algo,
                     struct gemm_plan *p, const uint32_t values[GEMM_ATTRIBUTES]);
 

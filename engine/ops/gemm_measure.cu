@@ -4,7 +4,8 @@
 #include "engine/base/clock.h"
 #include "engine/ops/gemm_lt.cuh"
 
-enum { CANDIDATES = 8, FINALISTS = 3, ROUNDS = 3, MOST_RUNS = 12, MOST_SETS = 64 };
+enum { OFFERED = 8, CANDIDATES = 2 * OFFERED, FINALISTS = 3, ROUNDS = 3 };
+enum { MOST_RUNS = 12, MOST_SETS = 64 };
 
 /* More than the L2 cache of any card so far. */
 static const size_t ROTATED_BYTES = (size_t)96 << 20;
@@ -97,17 +98,104 @@ __global__ static void gemm_fill_kernel(uint4 *out, size_t packs)
     }
 }
 
+/* ---- what holds multiprocessors meanwhile ---------------------------------------------------- */
+
+/* On the device. */
+struct hold {
+    uint32_t begun; /* blocks that have their multiprocessors */
+    uint32_t end;   /* they may leave them */
+};
+
+/* At most; if the library waits for it (to load a kernel, say), it is not for long. */
+static const uint64_t HOLD_NS = 100000000;
+
+__device__ static uint64_t now_ns()
+{
+    uint64_t now;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+    return now;
+}
+
+/* Wait until @word is @value, or for too long. */
+__device__ static void hold_wait(const volatile uint32_t *word, uint32_t value)
+{
+    for (uint64_t begun = now_ns(); *word != value && now_ns() - begun < HOLD_NS;)
+        __nanosleep(200);
+}
+
+/* A block of one thread and all shared memory has a multiprocessor for itself. */
+__global__ static void gemm_hold_kernel(struct hold *hold)
+{
+    atomicAdd(&hold->begun, 1);
+    hold_wait(&hold->end, 1);
+}
+
+/* In the stream of the products: behind this they find @blocks multiprocessors held. */
+__global__ static void gemm_held_kernel(const struct hold *hold, uint32_t blocks)
+{
+    hold_wait(&hold->begun, blocks);
+}
+
+__global__ static void gemm_let_go_kernel(struct hold *hold)
+{
+    hold->end = 1;
+}
+
 /* ---- one product ----------------------------------------------------------------------------- */
+
+struct candidate {
+    cublasLtMatmulAlgo_t algo;
+    uint32_t sm;
+};
 
 struct measuring {
     struct gemm_library *library;
-    struct stream *s;
+    struct stream *s, *beside;
+    struct hold *hold;
+    int hold_bytes; /* of a block's shared memory */
     char *memory;
     void *workspace;
     struct operands operands;
     int runs;                                  /* so far: run i takes set i % sets */
     cudaEvent_t mark[CANDIDATES * ROUNDS + 1]; /* owned */
 };
+
+static enum status hold_begin(struct measuring *m, int32_t blocks)
+{
+    TRY(CUDA(cudaMemsetAsync(m->hold, 0, sizeof *m->hold, stream_cuda(m->s))));
+    TRY(CUDA(cudaEventRecord(m->mark[0], stream_cuda(m->s))));
+    TRY(CUDA(cudaStreamWaitEvent(stream_cuda(m->beside), m->mark[0], 0)));
+    gemm_hold_kernel<<<blocks, 1, m->hold_bytes, stream_cuda(m->beside)>>>(m->hold);
+    TRY(CUDA(cudaGetLastError()));
+    gemm_held_kernel<<<1, 1, 0, stream_cuda(m->s)>>>(m->hold, (uint32_t)blocks);
+    return CUDA(cudaGetLastError());
+}
+
+static enum status hold_end(struct measuring *m)
+{
+    gemm_let_go_kernel<<<1, 1, 0, stream_cuda(m->s)>>>(m->hold);
+    return CUDA(cudaGetLastError());
+}
+
+/* Its kernels are loaded here, for that may wait for what runs. */
+static enum status hold_open(struct measuring *m)
+{
+    TRY(CUDA(cudaDeviceGetAttribute(&m->hold_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin,
+                                    m->s->device->index)));
+    TRY(CUDA(cudaFuncSetAttribute(gemm_hold_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  m->hold_bytes)));
+    TRY(hold_end(m));
+    TRY(stream_sync(m->s));
+    TRY(hold_begin(m, 1));
+    TRY(hold_end(m));
+    return stream_sync(m->beside);
+}
+
+static enum status take_candidate(struct gemm_plan *p, const struct candidate *c)
+{
+    p->algo = c->algo;
+    return gemm_plan_aim(p, c->sm);
+}
 
 static enum status run_once(struct measuring *m, struct gemm_plan *p)
 {
@@ -118,22 +206,27 @@ static enum status run_once(struct measuring *m, struct gemm_plan *p)
 }
 
 /* Microseconds of a run of each of the @count candidates, taking turns: the fastest round, because
- * what disturbs only slows down. @round_us: time for one in a round; at least @least runs. */
-static enum status time_candidates(struct measuring *m, struct gemm_plan *p,
-                                   const cublasLtMatmulAlgo_t *algos, int count, double round_us,
-                                   int least, double *us)
+ * what disturbs only slows down. @round_us: time for one in a round; at least @least runs. @held:
+ * multiprocessors that are held meanwhile. */
+static enum status time_held(struct measuring *m, struct gemm_plan *p,
+                             const struct candidate *candidates, int count, double round_us,
+                             int least, int32_t held, double *us)
 {
     const struct gemm_key *key = &p->key;
     double guess_us = 2e-6 * (double)key->T * (double)key->N * (double)key->K / 600.0 + 3.0;
     int runs = (int)(round_us / guess_us);
     runs = runs < least ? least : runs > MOST_RUNS ? MOST_RUNS : runs;
+    if (held > 0)
+        TRY(hold_begin(m, held));
     TRY(CUDA(cudaEventRecord(m->mark[0], stream_cuda(m->s))));
     for (int i = 0; i < ROUNDS * count; i++) {
-        p->algo = algos[i % count];
+        TRY(take_candidate(p, &candidates[i % count]));
         for (int k = 0; k < runs; k++)
             TRY(run_once(m, p));
         TRY(CUDA(cudaEventRecord(m->mark[i + 1], stream_cuda(m->s))));
     }
+    if (held > 0)
+        TRY(hold_end(m));
     TRY(stream_sync(m->s));
     for (int i = 0; i < ROUNDS * count; i++) {
         float ms = 0.0f;
@@ -145,27 +238,42 @@ static enum status time_candidates(struct measuring *m, struct gemm_plan *p,
     return ST_OK;
 }
 
+/* The same alone or, of a product that runs beside collectives, the mean of alone and beside. */
+static enum status time_candidates(struct measuring *m, struct gemm_plan *p,
+                                   const struct candidate *candidates, int count, double round_us,
+                                   int least, double *us)
+{
+    double beside[CANDIDATES];
+    TRY(time_held(m, p, candidates, count, round_us, least, 0, us));
+    if (p->key.beside == 0)
+        return ST_OK;
+    TRY(time_held(m, p, candidates, count, round_us, least, p->key.beside, beside));
+    for (int c = 0; c < count; c++)
+        us[c] = (us[c] + beside[c]) / 2.0;
+    return ST_OK;
+}
+
 /* The fastest of @count candidates and its time: short heats for all, then a longer final of the
  * heuristic's first choice and the best of the others. */
 static enum status find_fastest(struct measuring *m, struct gemm_plan *p,
-                                const cublasLtMatmulAlgo_t *algos, int count, int *best,
+                                const struct candidate *candidates, int count, int *best,
                                 double *best_us)
 {
-    cublasLtMatmulAlgo_t finalist[FINALISTS];
+    struct candidate finalist[FINALISTS];
     int index[FINALISTS] = {0}, finalists = count < FINALISTS ? count : FINALISTS;
     double us[CANDIDATES];
     bool taken[CANDIDATES] = {true};  /* the first is in the final */
     for (int c = 0; c < count; c++) { /* the first run loads the kernel */
-        p->algo = algos[c];
+        TRY(take_candidate(p, &candidates[c]));
         TRY(run_once(m, p));
     }
-    TRY(time_candidates(m, p, algos, count, HEAT_US, 1, us));
+    TRY(time_candidates(m, p, candidates, count, HEAT_US, 1, us));
     for (int f = 0; f < finalists; f++) {
         for (int c = 0; f > 0 && c < count; c++)
             if (!taken[c] && (taken[index[f]] || us[c] < us[index[f]]))
                 index[f] = c;
         taken[index[f]] = true;
-        finalist[f] = algos[index[f]];
+        finalist[f] = candidates[index[f]];
     }
     TRY(time_candidates(m, p, finalist, finalists, FINAL_US, 3, us));
     int fastest = 0;
@@ -177,21 +285,33 @@ static enum status find_fastest(struct measuring *m, struct gemm_plan *p,
     return ST_OK;
 }
 
-/* Only algorithms that a plan file can tell again. */
-static enum status candidates_of(const struct measuring *m, struct gemm_plan *p,
-                                 cublasLtMatmulAlgo_t *algos, int *count)
+/* Add what is offered for @sm multiprocessors; only algorithms that a plan file can tell again. */
+static enum status add_candidates(const struct measuring *m, struct gemm_plan *p, uint32_t sm,
+                                  struct candidate *candidates, int *count)
 {
-    int offered = 0, kept = 0;
-    TRY(gemm_plan_ask(m->library, p, algos, CANDIDATES, &offered));
+    cublasLtMatmulAlgo_t algos[OFFERED];
+    int offered = 0;
+    TRY(gemm_plan_aim(p, sm));
+    TRY(gemm_plan_ask(m->library, p, algos, OFFERED, &offered));
     for (int i = 0; i < offered; i++) {
         uint32_t values[GEMM_ATTRIBUTES];
-        cublasLtMatmulAlgo_t again;
-        gemm_algo_read(values, &algos[i]);
-        if (gemm_algo_make(m->library, &again, p, values))
-            algos[kept++] = again;
+        gemm_algo_read(values, &algos[i], sm);
+        candidates[*count].sm = sm;
+        if (gemm_algo_make(m->library, &candidates[*count].algo, p, values))
+            ++*count;
     }
-    *count = kept;
     return ST_OK;
+}
+
+static enum status candidates_of(const struct measuring *m, struct gemm_plan *p,
+                                 struct candidate *candidates, int *count)
+{
+    *count = 0;
+    TRY(add_candidates(m, p, 0, candidates, count));
+    if (p->key.beside == 0)
+        return ST_OK;
+    return add_candidates(m, p, (uint32_t)(m->library->card.multiprocessors - p->key.beside),
+                          candidates, count);
 }
 
 static enum status measure_one(struct measuring *m, struct gemm_table *table,
@@ -200,17 +320,17 @@ static enum status measure_one(struct measuring *m, struct gemm_table *table,
 {
     struct gemm_plan p = {};
     struct gemm_entry entry = {};
-    cublasLtMatmulAlgo_t algos[CANDIDATES];
+    struct candidate candidates[CANDIDATES];
     int count = 0, best = 0;
     p.key = entry.key = *key;
     m->operands = operands_of(key);
     TRY(gemm_plan_describe(&p, key->bias ? m->memory : NULL, CUBLAS_COMPUTE_32F));
-    TRY(candidates_of(m, &p, algos, &count));
+    TRY(candidates_of(m, &p, candidates, &count));
     if (count == 0) /* then the heuristic's choice serves, which no file can tell */
         return ST_OK;
     if (in_time)
-        TRY(find_fastest(m, &p, algos, count, &best, &entry.us));
-    gemm_algo_read(entry.algo, &algos[best]);
+        TRY(find_fastest(m, &p, candidates, count, &best, &entry.us));
+    gemm_algo_read(entry.algo, &candidates[best].algo, candidates[best].sm);
     result->products++;
     result->changed += best > 0;
     result->skipped += !in_time;
@@ -235,6 +355,8 @@ static enum status measure_all(struct measuring *m, struct gemm_table *table,
         TRY(CUDA(cudaEventCreate(&m->mark[i])));
     gemm_fill_kernel<<<2048, 256, 0, stream_cuda(m->s)>>>((uint4 *)m->memory, bytes / 16);
     TRY(CUDA(cudaGetLastError()));
+    m->hold = (struct hold *)(m->memory + bytes);
+    TRY(hold_open(m));
     for (int i = 0; i < wanted->count; i++)
         if (is_to_measure(table, &wanted->entries[i].key))
             TRY(measure_one(m, table, &wanted->entries[i].key, clock_s() - begun < budget_s,
@@ -260,8 +382,9 @@ enum status gemm_measure(struct device *device, struct gemm_table *table,
         return ST_OK;
     m.library = gemm_library_of(device);
     m.s = &device->streams[STREAM_COMPUTE];
+    m.beside = &device->streams[STREAM_GATHER];
     TRY_GOTO(st, out, stream_scratch(&m.workspace, m.s, GEMM_WORKSPACE_BYTES));
-    TRY_GOTO(st, out, device_alloc(device, (void **)&m.memory, bytes));
+    TRY_GOTO(st, out, device_alloc(device, (void **)&m.memory, bytes + sizeof *m.hold));
     TRY_GOTO(st, out, measure_all(&m, table, wanted, bytes, budget_s, result));
 out:
     if (m.memory)

@@ -8,6 +8,10 @@
  * of a few rounds counts: first short ones of all, then longer ones of the heuristic's own choice
  * and the best two of the others. That choice stays unless another beats it by more than 1%.
  *
+ * A product that runs beside collectives (gemm_key.beside) is timed alone and while a kernel holds
+ * as many multiprocessors; the mean of both counts. It has more candidates: those that the heuristic
+ * offers for all multiprocessors and those for what is left of them.
+ *
  * Only in set-up: it takes device memory, waits, and is not reproducible. Its result is.
  */
 #ifndef ENGINE_OPS_GEMM_MEASURE_H

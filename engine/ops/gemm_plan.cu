@@ -65,9 +65,6 @@ static enum status gemm_plan_desc(struct gemm_plan *p, const struct gemm_form *f
         TRY(CUBLAS(cublasLtMatmulDescSetAttribute(&p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
                                                   &bias, sizeof bias)));
     }
-    if (p->key.sm > 0)
-        TRY(CUBLAS(cublasLtMatmulDescSetAttribute(&p->desc, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET,
-                                                  &p->key.sm, sizeof p->key.sm)));
     return ST_OK;
 }
 
@@ -76,6 +73,13 @@ enum status gemm_plan_describe(struct gemm_plan *p, const void *bias, cublasComp
     struct gemm_form form = gemm_form(&p->key);
     TRY(gemm_plan_layouts(p, &form));
     return gemm_plan_desc(p, &form, bias, compute);
+}
+
+enum status gemm_plan_aim(struct gemm_plan *p, uint32_t sm)
+{
+    int32_t target = (int32_t)sm;
+    return CUBLAS(cublasLtMatmulDescSetAttribute(&p->desc, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET,
+                                                 &target, sizeof target));
 }
 
 static enum status gemm_preference(cublasLtMatmulPreferenceOpaque_t *preference,
@@ -143,11 +147,11 @@ static enum status gemm_plan_choose(struct gemm_library *library, struct gemm_pl
 
 /* ---- algorithms as numbers ------------------------------------------------------------------- */
 
-/* By enum gemm_attribute, with the size the library wants. */
+/* By enum gemm_attribute, with the size the library wants; GEMM_SM is one of the product. */
 static const struct {
     cublasLtMatmulAlgoConfigAttributes_t name;
     size_t bytes;
-} attributes[GEMM_ATTRIBUTES] = {
+} attributes[GEMM_SM] = {
     {CUBLASLT_ALGO_CONFIG_ID, 4},
     {CUBLASLT_ALGO_CONFIG_TILE_ID, 4},
     {CUBLASLT_ALGO_CONFIG_STAGES_ID, 4},
@@ -158,10 +162,12 @@ static const struct {
     {CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID, 2},
     {CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, 2},
 };
+static_assert(sizeof attributes / sizeof *attributes == GEMM_ATTRIBUTES - 1, "GEMM_SM is the last");
 
-void gemm_algo_read(uint32_t values[GEMM_ATTRIBUTES], const cublasLtMatmulAlgo_t *algo)
+void gemm_algo_read(uint32_t values[GEMM_ATTRIBUTES], const cublasLtMatmulAlgo_t *algo, uint32_t sm)
 {
-    for (int i = 0; i < GEMM_ATTRIBUTES; i++) {
+    values[GEMM_SM] = sm;
+    for (int i = 0; i < GEMM_SM; i++) {
         size_t written = 0;
         values[i] = 0; /* little endian: the low bytes of a narrow one */
         if (cublasLtMatmulAlgoConfigGetAttribute(algo, attributes[i].name, &values[i],
@@ -180,12 +186,14 @@ bool gemm_algo_make(const struct gemm_library *library, cublasLtMatmulAlgo_t *al
     cudaDataType_t out = p->key.kind == GEMM_BACKWARD_WEIGHT ? CUDA_R_32F : in;
     cublasLtMatmulHeuristicResult_t result;
     memset(algo, 0, sizeof *algo); /* the library leaves gaps as they are */
-    if (values[GEMM_REDUCTION] & ~reproducible || values[GEMM_ID] > INT32_MAX)
+    if (values[GEMM_REDUCTION] & ~reproducible || values[GEMM_ID] > INT32_MAX ||
+        values[GEMM_SM] > (uint64_t)library->card.multiprocessors ||
+        gemm_plan_aim(p, values[GEMM_SM]) != ST_OK)
         return false;
     if (cublasLtMatmulAlgoInit(library->handle, CUBLAS_COMPUTE_32F, CUDA_R_32F, in, in, out, out,
                                (int)values[GEMM_ID], algo) != CUBLAS_STATUS_SUCCESS)
         return false;
-    for (int i = GEMM_ID + 1; i < GEMM_ATTRIBUTES; i++) {
+    for (int i = GEMM_ID + 1; i < GEMM_SM; i++) {
         if (attributes[i].bytes == 2 && values[i] > UINT16_MAX)
             return false;
         if (cublasLtMatmulAlgoConfigSetAttribute(algo, attributes[i].name, &values[i],
@@ -272,10 +280,11 @@ void gemm_plan_install(struct device *device, const struct gemm_table *table)
     memset(library->slot, 0, sizeof library->slot);
 }
 
-void gemm_plan_aim(struct device *device, int64_t multiprocessors)
+void gemm_plan_beside(struct device *device, int64_t multiprocessors)
 {
     struct gemm_library *library = gemm_library_of(device);
-    library->sm = multiprocessors < library->card.multiprocessors ? (int32_t)multiprocessors : 0;
+    int64_t most = library->card.multiprocessors - 1;
+    library->beside = (int32_t)(multiprocessors < most ? multiprocessors : most);
 }
 
 int gemm_plan_missing(const struct device *device)
@@ -316,7 +325,7 @@ enum status gemm_run(struct stream *s, enum gemm_kind kind, struct tensor out, s
     key.add = add;
     key.bias = bias != NULL;
     key.align = gemm_alignment(out.data, a.data, b.data, bias);
-    key.sm = a.dtype == DTYPE_BF16 ? library->sm : 0;
+    key.beside = a.dtype == DTYPE_BF16 ? library->beside : 0;
     TRY(stream_scratch(&workspace, s, GEMM_WORKSPACE_BYTES));
     TRY(gemm_plan_find(library, &p, &key, bias));
     if (bias)

@@ -61,13 +61,14 @@ bool gemm_plan_accepts(const struct device *device, const struct gemm_entry *ent
 void gemm_plan_install(struct device *device, const struct gemm_table *table);
 
 /**
- * gemm_plan_aim() - bf16 products from now on are made for so many multiprocessors.
- * @multiprocessors: 0, or all that the card has or more: no aim.
+ * gemm_plan_beside() - bf16 products from now on run beside collectives, about half of the time.
+ * @multiprocessors: that these hold; 0: none.
  *
- * Products that fill the card wait a whole round of tiles for the few multiprocessors on which a
- * collective runs; one that leaves those alone is slower by itself and faster beside it.
+ * A product that fills the card waits a whole round of tiles for the few multiprocessors on which a
+ * collective runs; one that leaves those alone is slower by itself and faster beside it. So it is
+ * measured both ways (gemm_measure.h).
  */
-void gemm_plan_aim(struct device *device, int64_t multiprocessors);
+void gemm_plan_beside(struct device *device, int64_t multiprocessors);
 
 /** gemm_plan_missing() - bf16 products met since then that the plan lacks. */
 int gemm_plan_missing(const struct device *device);

@@ -8,12 +8,12 @@
 #include "engine/base/file.h"
 #include "engine/base/text.h"
 
-enum { LINE_BYTES = 512 }; /* of an entry at most: 17 numbers with their names */
+enum { LINE_BYTES = 512 }; /* of an entry at most: 18 numbers with their names */
 
-static const char MAGIC[] = "tessera gemm plan 1";
+static const char MAGIC[] = "tessera gemm plan ", VERSION[] = "2";
 static const char *const kind_names[GEMM_KINDS] = {"forward", "data", "weight"};
 static const char *const attribute_names[GEMM_ATTRIBUTES] = {
-    "id", "tile", "stages", "split", "reduction", "swizzle", "custom", "inner", "cluster"};
+    "id", "tile", "stages", "split", "reduction", "swizzle", "custom", "inner", "cluster", "sm"};
 
 /* ---- the table ------------------------------------------------------------------------------- */
 
@@ -59,9 +59,9 @@ enum status gemm_table_add(struct gemm_table *table, const struct gemm_entry *en
 static int entry_text(char *out, size_t bytes, const struct gemm_entry *e)
 {
     const struct gemm_key *k = &e->key;
-    int used = snprintf(out, bytes, "%s %s T=%lld N=%lld K=%lld add=%d bias=%d align=%d sm=%d",
+    int used = snprintf(out, bytes, "%s %s T=%lld N=%lld K=%lld add=%d bias=%d align=%d beside=%d",
                         kind_names[k->kind], dtype_name((enum dtype)k->dtype), (long long)k->T,
-                        (long long)k->N, (long long)k->K, k->add, k->bias, k->align, k->sm);
+                        (long long)k->N, (long long)k->K, k->add, k->bias, k->align, k->beside);
     for (int i = 0; i < GEMM_ATTRIBUTES; i++)
         used += snprintf(out + used, bytes - (size_t)used, " %s=%u", attribute_names[i],
                          (unsigned)e->algo[i]);
@@ -72,8 +72,8 @@ enum status gemm_table_write(char **text, size_t *bytes, const struct gemm_table
 {
     size_t room = ((size_t)table->count + 1) * LINE_BYTES;
     TRY(mem_alloc(text, room));
-    int used = snprintf(*text, room, "%s\ncard %s\nmultiprocessors %lld\nlibrary %lld\n", MAGIC,
-                        table->card.name, (long long)table->card.multiprocessors,
+    int used = snprintf(*text, room, "%s%s\ncard %s\nmultiprocessors %lld\nlibrary %lld\n", MAGIC,
+                        VERSION, table->card.name, (long long)table->card.multiprocessors,
                         (long long)table->card.library);
     for (int i = 0; i < table->count; i++)
         used += entry_text(*text + used, LINE_BYTES, &table->entries[i]);
@@ -181,7 +181,7 @@ static enum status read_key(struct reading *r, struct gemm_key *key)
     TRY(word_int32(r, &key->align, "align", 256));
     if (key->align == 0 || (key->align & (key->align - 1)) != 0)
         return bad_line(r, "align as a power of two", "another number");
-    return word_int32(r, &key->sm, "sm", 1 << 16);
+    return word_int32(r, &key->beside, "beside", 1 << 16);
 }
 
 static enum status read_entry(struct reading *r, struct gemm_entry *e)
@@ -213,8 +213,11 @@ static enum status read_head_int(struct reading *r, int64_t *out, const char *na
 static enum status read_head(struct reading *r, struct gemm_card *card)
 {
     TRY(next_line(r));
-    if (strcmp(r->text, MAGIC) != 0)
+    if (strncmp(r->text, MAGIC, sizeof MAGIC - 1) != 0)
         return bad_line(r, MAGIC, r->text);
+    if (strcmp(r->text + sizeof MAGIC - 1, VERSION) != 0)
+        return FAIL(UNSUPPORTED, "%s:%d: a GEMM plan of version %.20s, not %s", r->path, r->line,
+                    r->text + sizeof MAGIC - 1, VERSION);
     TRY(next_line(r));
     const char *word = next_word(r);
     size_t bytes = strlen(r->at);

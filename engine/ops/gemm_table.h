@@ -6,15 +6,15 @@
  * kept in a file, shared by all ranks, stored with checkpoints; a run that goes on with the plan it
  * was begun with computes the same bits. The text, ASCII, lines that end in '\n':
  *
- *     tessera gemm plan 1
+ *     tessera gemm plan 2
  *     card NVIDIA H100 80GB HBM3
  *     multiprocessors 132
  *     library 130100
- *     forward bf16 T=2816 N=3072 K=1024 add=0 bias=1 align=256 sm=0 id=66 tile=0 stages=0 split=1
- *         reduction=0 swizzle=0 custom=7 inner=0 cluster=5 us=31.4        (one line)
+ *     forward bf16 T=2816 N=3072 K=1024 add=0 bias=1 align=256 beside=16 id=66 tile=0 stages=0
+ *         split=1 reduction=0 swizzle=0 custom=7 inner=0 cluster=5 sm=116 us=31.4     (one line)
  *
- * The first two words and all up to sm name the product (struct gemm_key), each product once; id to
- * cluster are the attributes of the algorithm, as numbers of that library version; us is what was
+ * The first two words and all up to beside name the product (struct gemm_key), each product once;
+ * id to sm are the attributes of the algorithm, as numbers of that library version; us is what was
  * measured, 0 if nothing was. A reader refuses what it does not know. No attribute is believed:
  * the library checks each algorithm before it is used (gemm_plan_accepts()).
  *
@@ -53,7 +53,7 @@ struct gemm_key {
     int32_t kind, dtype; /* enum gemm_kind; enum dtype of the inputs */
     int32_t add, bias;   /* 0 or 1 */
     int32_t align;       /* bytes that all addresses are a multiple of: 1, 2, ... 256 */
-    int32_t sm;          /* multiprocessors to aim at; 0: all */
+    int32_t beside;      /* multiprocessors that collectives hold meanwhile; 0: none do */
 };
 static_assert(sizeof(struct gemm_key) == 3 * 8 + 6 * 4, "no padding");
 
@@ -68,6 +68,7 @@ enum gemm_attribute {
     GEMM_CUSTOM,
     GEMM_INNER,
     GEMM_CLUSTER,
+    GEMM_SM, /* multiprocessors that it is made for; 0: all */
     GEMM_ATTRIBUTES
 };
 
@@ -107,7 +108,8 @@ MUST_CHECK enum status gemm_table_write(char **text, size_t *bytes, const struct
  * @table: zeroed; empty after a failure.
  * @path: where the text is from, for messages.
  *
- * Return: ST_OK; ST_CORRUPT: "path:line: ..." says what was expected and what was found; ST_MEMORY.
+ * Return: ST_OK; ST_CORRUPT: "path:line: ..." says what was expected and what was found;
+ * ST_UNSUPPORTED: of another version; ST_MEMORY.
  */
 MUST_CHECK enum status gemm_table_read(struct gemm_table *table, const char *text, size_t bytes,
                                        const char *path);

@@ -73,7 +73,7 @@ MUST_CHECK enum status training_state_read(struct training_state *state, const s
 
 /**
  * training_state_plan() - the GEMM plan of the run that was saved.
- * @plan: zeroed; stays so if there is none.
+ * @plan: zeroed; stays so if there is none, or one of another version, which is said.
  *
  * Return: ST_OK; ST_CORRUPT (the message says where); ST_MEMORY.
  */

@@ -39,7 +39,7 @@ struct trainer;
  */
 MUST_CHECK enum status products_plan(struct trainer *t);
 
-/** products_open() - before the rehearsal: what train.gemm_multiprocessors says. */
+/** products_open() - before the rehearsal: what train.gemm_beside says. */
 void products_open(struct trainer *t);
 
 /** products_close() - the device no longer takes algorithms from t->gemm_plan. Says so if products

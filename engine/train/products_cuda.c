@@ -11,7 +11,7 @@
 #include "engine/train/products.h"
 #include "engine/train/trainer.h"
 
-static const double BUDGET_S = 2.0; /* once a shape and card; most runs take less than half */
+static const double BUDGET_S = 5.0; /* once a shape and card; most runs take less than half */
 
 /* Where rank 0's entries came from. */
 struct sources {
@@ -174,7 +174,8 @@ out:
 
 void products_open(struct trainer *t)
 {
-    gemm_plan_aim(t->device, t->config->train.gemm_multiprocessors);
+    int64_t beside = t->config->train.gemm_beside;
+    gemm_plan_beside(t->device, beside == GEMM_BESIDE_AUTO ? t->comm->multiprocessors : beside);
 }
 
 enum status products_plan(struct trainer *t)
