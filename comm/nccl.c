@@ -101,25 +101,34 @@ static enum status alone(struct stream *s, void *out, const void *in, int64_t nu
 static enum status all_gather(struct comm *comm, struct stream *s, void *out, const void *in,
                               int64_t numel, enum dtype dtype, struct event *done)
 {
+    struct nccl_comm *n = (struct nccl_comm *)comm;
+    size_t bytes = (size_t)numel * dtype_bytes(dtype);
     ncclComm_t nccl = NULL;
     if (comm->world_size == 1)
         return alone(s, out, in, numel, dtype, done);
-    TRY(begin((struct nccl_comm *)comm, s, "all_gather", numel, dtype, &nccl));
-    TRY(issued((struct nccl_comm *)comm, NCCL(ncclAllGather(in, out, (size_t)numel, type_of(dtype),
-                                                            nccl, (cudaStream_t)s->handle))));
+    TRY(begin(n, s, "all_gather", numel, dtype, &nccl));
+    if (nccl_peers_serve(n, in, out, bytes))
+        TRY(nccl_peers_gather(n, s, out, in, bytes));
+    else
+        TRY(issued(n, NCCL(ncclAllGather(in, out, (size_t)numel, type_of(dtype), nccl,
+                                         (cudaStream_t)s->handle))));
     return event_record(done, s);
 }
 
 static enum status reduce_scatter(struct comm *comm, struct stream *s, void *out, const void *in,
                                   int64_t numel, enum dtype dtype, struct event *done)
 {
+    struct nccl_comm *n = (struct nccl_comm *)comm;
+    size_t bytes = (size_t)numel * dtype_bytes(dtype);
     ncclComm_t nccl = NULL;
     if (comm->world_size == 1)
         return alone(s, out, in, numel, dtype, done);
-    TRY(begin((struct nccl_comm *)comm, s, "reduce_scatter", numel, dtype, &nccl));
-    TRY(issued((struct nccl_comm *)comm,
-               NCCL(ncclReduceScatter(in, out, (size_t)numel, type_of(dtype), ncclSum, nccl,
-                                      (cudaStream_t)s->handle))));
+    TRY(begin(n, s, "reduce_scatter", numel, dtype, &nccl));
+    if (nccl_peers_serve(n, out, in, bytes))
+        TRY(nccl_peers_reduce(n, s, out, in, bytes, dtype));
+    else
+        TRY(issued(n, NCCL(ncclReduceScatter(in, out, (size_t)numel, type_of(dtype), ncclSum, nccl,
+                                             (cudaStream_t)s->handle))));
     return event_record(done, s);
 }
 
@@ -218,16 +227,8 @@ static const struct comm_ops nccl_ops = {
     .close = close_comm,
 };
 
-/*
- * Blocking communicators: a non-blocking one may launch from a thread of NCCL's, which a capture
- * by this thread would not see.
- *
- * A collective of a step runs beside products, which need the multiprocessors that it takes: with
- * symmetric kernels of 16 blocks steps of BERT-large on four H200 were 1 to 3% shorter than with as
- * many as NCCL gives them (bench/RESULTS.md). NCCL_MAX_CTAS sets another number.
- */
-enum { COLLECTIVE_BLOCKS = 16 };
-
+/* Blocking communicators: a non-blocking one may launch from a thread of NCCL's, which a capture by
+ * this thread would not see. */
 static void run_open(struct job *job)
 {
     struct nccl_comm *n = job->comm;

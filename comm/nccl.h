@@ -17,8 +17,8 @@
  * rank's streams have passed and the last collective issued. Both NCCL communicators are then
  * aborted, so that kernels that wait for a peer end, and the cause is sent to all ranks.
  *
- * Sums: reduce_scatter adds in the order of NCCL's algorithm, not in rank order as comm.h says for
- * the other backends. It is the same order in every run on the same machine with the same count.
+ * Sums: in rank order, as comm.h says, by the kernels of ours; NCCL's reduce_scatter adds in the
+ * order of its algorithm, which is the same in every run on the same machine with the same count.
  *
  * Opening: NCCL takes most of a second to connect the ranks. nccl_comm_open() only begins that, in
  * a thread; comm_ready() waits for its end. Meanwhile (comm->opening) structs can be exchanged,
@@ -32,6 +32,11 @@
  * unit's sum is then another kernel's, in another order: the same at every stage, but not the bits
  * of a run without windows. Their kernels do not look whether their communicator is aborted: one
  * that waits for a dead rank ends with the process (device_settle()).
+ *
+ * Kernels of our own (nccl_peers.cu) are all_gather and reduce_scatter in such windows, where all
+ * ranks are on H100s or newer of one machine and have whole packs of 16 bytes. They fill the links
+ * from fewer multiprocessors than NCCL's, and those are what the products beside them want. What
+ * they do not serve goes to NCCL. TESSERA_NCCL_KERNELS=1 gives it all, to compare.
  *
  * Order of the end: close captured graphs first (NCCL waits for them), then this, then the
  * rendezvous, then the device. NCCL's own environment variables (NCCL_*) are the user's.

@@ -5,6 +5,7 @@
  *     nccl_jobs.c       NCCL calls that may not return
  *     nccl_failure.c    what ends a rank's waits: causes, aborts, the watch
  *     nccl_window.c     memory that is registered as symmetric windows
+ *     nccl_peers.cu     collectives in such windows, by kernels of our own
  *
  * Only these files include it.
  *
@@ -45,8 +46,18 @@ enum {
     CAUSE_BYTES = 1024,
     CAUSE_WAIT_MS = 1000, /* a peer's cause may come a little later than what it leads to */
     CLOSE_WAIT_MS = 10000,
-    POLL_US = 2000
+    POLL_US = 2000,
+    WHY_BYTES = 120,
+    PEERS_MAX = 8,
+    PEERS_BYTES = 8192 /* behind the block of memory, in the window too */
 };
+
+/*
+ * A collective of a step runs beside products, which need the multiprocessors that it takes: with
+ * symmetric kernels of 16 blocks steps of BERT-large on four H200 were 1 to 3% shorter than with as
+ * many as NCCL gives them (bench/RESULTS.md). NCCL_MAX_CTAS sets another number for NCCL's.
+ */
+enum { COLLECTIVE_BLOCKS = 16 };
 
 struct job {
     struct nccl_comm *comm;
@@ -68,6 +79,10 @@ struct nccl_comm {
     void *window;                   /* owned, the block of comm_memory_open(); NULL: no window */
     size_t window_size;             /* its bytes */
     ncclWindow_t registered[COMMS]; /* owned */
+    struct {
+        int count;             /* ranks that reach each other's window; 0: NCCL's kernels serve */
+        char *base[PEERS_MAX]; /* their windows, as this rank reaches them */
+    } peers;
     /* The last collective that was issued, for messages. */
     int64_t issued, last_numel;
     const char *last_name;
@@ -139,8 +154,31 @@ MUST_CHECK enum status nccl_memory_open(struct comm *comm, struct device *device
                                         size_t bytes);
 void nccl_memory_close(struct comm *comm, struct device *device, void **memory);
 
+/** nccl_all_can() - have all ranks come this far? Where one has not, @why says which and what it
+ * said. All ranks call it. */
+MUST_CHECK enum status nccl_all_can(struct nccl_comm *n, enum status st, bool *all,
+                                    char why[WHY_BYTES]);
+
 /** nccl_memory_ready() - the communicators stand: register the block with them, if there is one. */
 MUST_CHECK enum status nccl_memory_ready(struct nccl_comm *n);
+
+/* ---- collectives of our own ----------------------------------------------------------------- */
+
+/** nccl_peers_open() - the window is registered: can all ranks reach each other's? All call it. */
+MUST_CHECK enum status nccl_peers_open(struct nccl_comm *n);
+
+/** nccl_peers_serve() - is this one for them? @share, @bytes: of one rank; @whole: of all. */
+bool nccl_peers_serve(const struct nccl_comm *n, const void *share, const void *whole,
+                      size_t bytes);
+
+/** nccl_peers_gather() - enqueue an all_gather of @bytes a rank. ST_DEVICE. */
+MUST_CHECK enum status nccl_peers_gather(struct nccl_comm *n, struct stream *s, void *out,
+                                         const void *in, size_t bytes);
+
+/** nccl_peers_reduce() - enqueue a reduce_scatter to @bytes of fp32 or bf16 a rank: sums in fp32 and
+ * in rank order. ST_DEVICE. */
+MUST_CHECK enum status nccl_peers_reduce(struct nccl_comm *n, struct stream *s, void *out,
+                                         const void *in, size_t bytes, enum dtype dtype);
 
 C_END
 

@@ -7,13 +7,11 @@
 #include "engine/base/log.h"
 #include "engine/device/cuda_check.h"
 
-enum { WHY_BYTES = 120 };
-
 static void run_register(struct job *job)
 {
     struct nccl_comm *n = job->comm;
     for (int i = 0; i < COMMS && job->st == ST_OK; i++)
-        job->st = NCCL(ncclCommWindowRegister(n->comms[i], n->window, n->window_size,
+        job->st = NCCL(ncclCommWindowRegister(n->comms[i], n->window, n->window_size + PEERS_BYTES,
                                               &n->registered[i], NCCL_WIN_COLL_SYMMETRIC));
 }
 
@@ -25,8 +23,7 @@ static void run_deregister(struct job *job)
             job->st = NCCL(ncclCommWindowDeregister(n->comms[i], n->registered[i]));
 }
 
-/* Have all ranks come this far? Where one has not, @why says which and what it said. */
-static enum status all_can(struct nccl_comm *n, enum status st, bool *all, char why[WHY_BYTES])
+enum status nccl_all_can(struct nccl_comm *n, enum status st, bool *all, char why[WHY_BYTES])
 {
     struct answer {
         int32_t can;
@@ -53,9 +50,10 @@ static enum status window_alloc(struct nccl_comm *n, size_t bytes)
     TRY(NCCL(ncclGetVersion(&version)));
     if (version < NCCL_VERSION(2, 27, 3))
         return FAIL(UNSUPPORTED, "NCCL %d has none", version);
-    TRY(NCCL(ncclMemAlloc(&n->window, bytes)));
+    bytes = (bytes + 255) & ~(size_t)255;
+    TRY(NCCL(ncclMemAlloc(&n->window, bytes + PEERS_BYTES)));
     n->window_size = bytes;
-    TRY(CUDA(cudaMemset(n->window, 0, bytes)));
+    TRY(CUDA(cudaMemset(n->window, 0, bytes + PEERS_BYTES)));
     return CUDA(cudaDeviceSynchronize());
 }
 
@@ -101,14 +99,16 @@ enum status nccl_memory_ready(struct nccl_comm *n)
     enum status st = window_register(n);
     if (st == ST_TIMEOUT)
         return st;
-    TRY(all_can(n, st, &all, why));
+    TRY(nccl_all_can(n, st, &all, why));
     if (!all)
         return window_take_back(n, why);
     TRY(device_memory_used(n->device, &after));
     n->base.window_bytes = after > before ? after - before : 0;
+    TRY(nccl_peers_open(n));
     snprintf(n->base.memory_text, sizeof n->base.memory_text,
-             "collectives in symmetric windows of %.0f MiB, %.1f MiB of tables",
-             (double)n->window_size / 1048576.0, (double)n->base.window_bytes / 1048576.0);
+             "collectives in symmetric windows of %.0f MiB, %.1f MiB of tables; %s",
+             (double)n->window_size / 1048576.0, (double)n->base.window_bytes / 1048576.0,
+             n->peers.count > 0 ? "sums in rank order" : "sums in NCCL's order");
     return ST_OK;
 }
 
@@ -121,7 +121,7 @@ enum status nccl_memory_open(struct comm *comm, struct device *device, void **ou
     if (comm->world_size == 1)
         return device_alloc(device, out, bytes);
     if (n->wants_windows)
-        TRY(all_can(n, window_alloc(n, bytes), &all, why));
+        TRY(nccl_all_can(n, window_alloc(n, bytes), &all, why));
     if (!all) {
         say_without(n, why);
         window_free(n);

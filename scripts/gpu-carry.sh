@@ -18,7 +18,7 @@ code=$arch
 [ "$code" != 90 ] || code=90a # as scripts/detect.sh does it
 objects=build/carry
 out=build/gpu
-limit_kib=$((62 * 1024))
+limit_kib=$((64 * 1024))
 
 programs=$(ls tests/cuda_*.c bench/cuda_*.c bench/checkpoint_ranks.c 2>/dev/null | sed 's/\.c$//')
 targets=$objects/tessera

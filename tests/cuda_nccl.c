@@ -24,6 +24,11 @@
 #include "tests/support/support.h"
 
 enum { MAX_TEST_RANKS = 4, NUMEL = 30001, TIMEOUT_MS = 60000, DIES = 9, CONTEXT_MiB = 400 };
+enum { PACKED = 30000 /* whole packs: a collective of our own where there is a window */ };
+
+/* Of a rank: no whole packs; packs of one block, of all, and many rounds of each block's stages. */
+static const int64_t numels[] = {NUMEL, 4, 128, 30000, 1500012};
+enum { SIZES = sizeof numels / sizeof *numels, MOST_NUMEL = 1500012 };
 
 #define CHECK(cond)                                                                                \
     do {                                                                                           \
@@ -39,7 +44,7 @@ struct bench {
     struct rendezvous *rv;
     struct event done, fork, join[2];
     void *memory;    /* device, for collectives: a, b and c lie in it */
-    void *a, *b, *c; /* NUMEL * 4 * ranks bytes each */
+    void *a, *b, *c; /* MOST_NUMEL * 4 * ranks bytes each */
     int32_t *host;   /* pinned, the same size */
     size_t bytes;
 };
@@ -77,7 +82,7 @@ static enum status bench_open(struct bench *b, const struct launch *l, const cha
     TRY(end_here(b, l, strcmp(role, "ends_before_joining") == 0));
     TRY(nccl_comm_open(&b->comm, b->device, l->rank, l->world_size, &id, b->rv, TIMEOUT_MS,
                        windows));
-    b->bytes = (size_t)NUMEL * 4 * (size_t)l->world_size;
+    b->bytes = (size_t)MOST_NUMEL * 4 * (size_t)l->world_size;
     size_t each = (size_t)round_up((int64_t)b->bytes, ARENA_ALIGN);
     TRY(comm_memory_open(b->comm, b->device, &b->memory, 3 * each));
     /* Until then the ranks are being connected, and what needs no peer goes on. */
@@ -137,24 +142,25 @@ static enum status download(struct bench *b, const void *from, size_t bytes)
     return stream_sync(stream(b, STREAM_COMPUTE));
 }
 
-static enum status gathers(struct bench *b)
+static enum status gathers_some(struct bench *b, int64_t numel)
 {
     int64_t rank = b->comm->rank, ranks = b->comm->world_size;
-    for (int64_t i = 0; i < NUMEL; i++)
-        b->host[i] = (int32_t)(rank * 1000000 + i);
-    TRY(upload(b, b->a, NUMEL * 4));
-    TRY(comm_all_gather(b->comm, stream(b, STREAM_GATHER), b->b, b->a, NUMEL, DTYPE_I32, &b->done));
+    for (int64_t i = 0; i < numel; i++)
+        b->host[i] = (int32_t)(rank * 10000000 + i);
+    TRY(upload(b, b->a, (size_t)numel * 4));
+    TRY(comm_all_gather(b->comm, stream(b, STREAM_GATHER), b->b, b->a, numel, DTYPE_I32, &b->done));
     TRY(event_wait(&b->done));
-    TRY(download(b, b->b, b->bytes));
+    TRY(download(b, b->b, (size_t)(ranks * numel * 4)));
     for (int64_t r = 0; r < ranks; r++)
-        for (int64_t i = 0; i < NUMEL; i++)
-            CHECK(b->host[r * NUMEL + i] == r * 1000000 + i);
+        for (int64_t i = 0; i < numel; i++)
+            CHECK(b->host[r * numel + i] == r * 10000000 + i);
     /* bf16 in place: the bits must arrive, whatever they are; two bytes an element. */
-    int64_t half = NUMEL - 1;
+    int64_t half = numel - numel % 2;
+    enum stream_id id = numel % 8 == 0 ? STREAM_GATHER : STREAM_COMPUTE;
     memset(b->host, (int)rank + 1, (size_t)half * 2);
     TRY(upload(b, (char *)b->c + rank * half * 2, (size_t)half * 2));
-    TRY(comm_all_gather(b->comm, stream(b, STREAM_COMPUTE), b->c, (char *)b->c + rank * half * 2,
-                        half, DTYPE_BF16, &b->done));
+    TRY(comm_all_gather(b->comm, stream(b, id), b->c, (char *)b->c + rank * half * 2, half,
+                        DTYPE_BF16, &b->done));
     TRY(event_wait(&b->done));
     TRY(download(b, b->c, (size_t)(ranks * half * 2)));
     for (int64_t i = 0; i < ranks * half * 2; i++)
@@ -162,21 +168,63 @@ static enum status gathers(struct bench *b)
     return ST_OK;
 }
 
+static enum status gathers(struct bench *b)
+{
+    for (int i = 0; i < SIZES; i++)
+        TRY(gathers_some(b, numels[i]));
+    return ST_OK;
+}
+
 /* Whole numbers are summed without rounding, so any order gives the same. */
-static enum status reduces(struct bench *b)
+static enum status reduces_some(struct bench *b, int64_t numel)
 {
     int64_t rank = b->comm->rank, ranks = b->comm->world_size;
     float *f = (float *)(void *)b->host;
-    for (int64_t i = 0; i < NUMEL * ranks; i++)
+    for (int64_t i = 0; i < numel * ranks; i++)
         f[i] = (float)(i % 1000 + rank);
-    TRY(upload(b, b->a, b->bytes));
-    char *own = (char *)b->a + rank * NUMEL * 4; /* in place */
-    TRY(comm_reduce_scatter(b->comm, stream(b, STREAM_REDUCE), own, b->a, NUMEL, DTYPE_F32,
+    TRY(upload(b, b->a, (size_t)(numel * ranks) * 4));
+    char *own = (char *)b->a + rank * numel * 4; /* in place */
+    TRY(comm_reduce_scatter(b->comm, stream(b, STREAM_REDUCE), own, b->a, numel, DTYPE_F32,
                             &b->done));
     TRY(event_wait(&b->done));
-    TRY(download(b, own, NUMEL * 4));
-    for (int64_t i = 0; i < NUMEL; i++)
-        CHECK(f[i] == (float)(ranks * ((rank * NUMEL + i) % 1000) + ranks * (ranks - 1) / 2));
+    TRY(download(b, own, (size_t)numel * 4));
+    for (int64_t i = 0; i < numel; i++)
+        CHECK(f[i] == (float)(ranks * ((rank * numel + i) % 1000) + ranks * (ranks - 1) / 2));
+    return ST_OK;
+}
+
+/* Of which the sum depends on the order. */
+static float term(int64_t rank, int64_t i)
+{
+    return (float)(1 + (i * 7919 + rank * 104729) % 1000003) / 3.0f;
+}
+
+static enum status reduces_in_rank_order(struct bench *b)
+{
+    int64_t rank = b->comm->rank, ranks = b->comm->world_size, numel = MOST_NUMEL;
+    float *f = (float *)(void *)b->host;
+    for (int64_t i = 0; i < numel * ranks; i++)
+        f[i] = term(rank, i);
+    TRY(upload(b, b->a, (size_t)(numel * ranks) * 4));
+    TRY(comm_reduce_scatter(b->comm, stream(b, STREAM_REDUCE), b->b, b->a, numel, DTYPE_F32,
+                            &b->done));
+    TRY(event_wait(&b->done));
+    TRY(download(b, b->b, (size_t)numel * 4));
+    for (int64_t i = 0; i < numel; i++) {
+        float sum = term(0, rank * numel + i);
+        for (int64_t r = 1; r < ranks; r++)
+            sum += term(r, rank * numel + i);
+        CHECK(f[i] == sum);
+    }
+    return ST_OK;
+}
+
+static enum status reduces(struct bench *b)
+{
+    for (int i = 0; i < SIZES; i++)
+        TRY(reduces_some(b, numels[i]));
+    if (strstr(b->comm->memory_text, "in rank order") != NULL)
+        TRY(reduces_in_rank_order(b));
     return ST_OK;
 }
 
@@ -210,19 +258,19 @@ static enum status capture(struct bench *b, struct graph **graph)
     struct stream *c = stream(b, STREAM_COMPUTE), *g = stream(b, STREAM_GATHER),
                   *r = stream(b, STREAM_REDUCE);
     TRY(stream_capture_begin(c));
-    TRY(device_copy(c, b->a, b->host, NUMEL * 4));
+    TRY(device_copy(c, b->a, b->host, PACKED * 4));
     TRY(event_record(&b->fork, c));
     TRY(stream_wait(g, &b->fork));
     TRY(stream_wait(r, &b->fork));
-    TRY(comm_all_gather(b->comm, g, b->b, b->a, NUMEL, DTYPE_F32, &b->join[0]));
+    TRY(comm_all_gather(b->comm, g, b->b, b->a, PACKED, DTYPE_F32, &b->join[0]));
     TRY(device_mark(g, 11));
     TRY(event_record(&b->join[0], g));
     TRY(stream_wait(r, &b->join[0]));
-    TRY(comm_reduce_scatter(b->comm, r, b->c, b->b, NUMEL, DTYPE_F32, &b->join[1]));
+    TRY(comm_reduce_scatter(b->comm, r, b->c, b->b, PACKED, DTYPE_F32, &b->join[1]));
     TRY(device_mark(r, 12));
     TRY(event_record(&b->join[1], r));
     TRY(stream_wait(c, &b->join[1]));
-    TRY(device_copy(c, b->host, b->c, NUMEL * 4));
+    TRY(device_copy(c, b->host, b->c, PACKED * 4));
     return stream_capture_end(c, graph);
 }
 
@@ -235,12 +283,12 @@ static enum status replays(struct bench *b)
     TRY(capture(b, &graph));
     enum status st = ST_OK;
     for (int round = 0; st == ST_OK && round < 20; round++) {
-        for (int64_t i = 0; i < NUMEL; i++)
+        for (int64_t i = 0; i < PACKED; i++)
             f[i] = (float)(rank + round + i % 100);
         TRY_GOTO(st, out, graph_launch(stream(b, STREAM_COMPUTE), graph));
         TRY_GOTO(st, out, stream_sync(stream(b, STREAM_COMPUTE)));
         /* All gathered the same, so the sum is ranks times what this rank's number sent. */
-        for (int64_t i = 0; i < NUMEL && st == ST_OK; i++)
+        for (int64_t i = 0; i < PACKED && st == ST_OK; i++)
             if (f[i] != (float)(ranks * (rank + round + i % 100)))
                 st = FAIL(CORRUPT, "replay %d, element %lld", round, (long long)i);
         if (round == 1)
@@ -262,18 +310,19 @@ out:
 /* The last rank dies while the others wait for its part of a collective. */
 static enum status one_dies(struct bench *b)
 {
-    TRY(gathers(b));
+    TRY(gathers_some(b, PACKED));
     TRY(comm_barrier(b->comm));
     if (b->comm->rank == b->comm->world_size - 1)
         raise(SIGKILL);
-    TRY(comm_all_gather(b->comm, stream(b, STREAM_GATHER), b->b, b->a, NUMEL, DTYPE_I32, &b->done));
+    TRY(comm_all_gather(b->comm, stream(b, STREAM_GATHER), b->b, b->a, PACKED, DTYPE_I32,
+                        &b->done));
     return event_wait(&b->done);
 }
 
 /* The last rank never issues it; there is no failure to see, only the deadline. */
 static enum status one_is_silent(struct bench *b)
 {
-    TRY(gathers(b));
+    TRY(gathers_some(b, PACKED));
     b->comm->timeout_ms = 4000; /* not of the set-up, which may take longer */
     TRY(comm_barrier(b->comm));
     if (b->comm->rank == b->comm->world_size - 1) {
@@ -284,20 +333,22 @@ static enum status one_is_silent(struct bench *b)
         return ST_OK;
     }
     TRY(device_mark(stream(b, STREAM_GATHER), 41));
-    TRY(comm_all_gather(b->comm, stream(b, STREAM_GATHER), b->b, b->a, NUMEL, DTYPE_I32, &b->done));
+    TRY(comm_all_gather(b->comm, stream(b, STREAM_GATHER), b->b, b->a, PACKED, DTYPE_I32,
+                        &b->done));
     return event_wait(&b->done);
 }
 
 /* The last rank gives up with a cause, as after an error of its own. */
 static enum status one_aborts(struct bench *b)
 {
-    TRY(gathers(b));
+    TRY(gathers_some(b, PACKED));
     TRY(comm_barrier(b->comm));
     if (b->comm->rank == b->comm->world_size - 1) {
         comm_abort(b->comm, "the disk is full");
         return FAIL(IO, "the disk is full");
     }
-    TRY(comm_all_gather(b->comm, stream(b, STREAM_GATHER), b->b, b->a, NUMEL, DTYPE_I32, &b->done));
+    TRY(comm_all_gather(b->comm, stream(b, STREAM_GATHER), b->b, b->a, PACKED, DTYPE_I32,
+                        &b->done));
     return event_wait(&b->done);
 }
 
@@ -330,7 +381,7 @@ static enum status contexts(struct bench *b)
     struct nvml_sample now;
     TRY(device_cuda_bus_id(bus_id, b->device->index));
     TRY(nvml_open(&nvml, bus_id));
-    TRY_GOTO(st, out, gathers(b)); /* now kernels are loaded and connections made */
+    TRY_GOTO(st, out, gathers_some(b, PACKED)); /* now kernels are loaded and connections made */
     TRY_GOTO(st, out, comm_barrier(b->comm));
     nvml_read(nvml, &now);
     TRY_GOTO(st, out, comm_exchange(b->comm, used, &now.memory_used_MiB, sizeof *used));
@@ -569,7 +620,7 @@ static void a_silent_rank_is_a_time_out_that_says_what_was_waited_for(void **sta
     assert_int_not_equal(run.exit_code, 0);
     for (int r = 0; r < run.ranks; r++) {
         assert_said(&run, r, "gather 41");
-        assert_said(&run, r, "last collective issued: all_gather 3 of 30001 int32 on the gather");
+        assert_said(&run, r, "last collective issued: all_gather 3 of 30000 int32 on the gather");
     }
     scratch_remove(&run.scratch);
 }
