@@ -3,10 +3,9 @@
  *
  * usage: build/release/bench/cuda_collectives [RANKS]       (2 GPUs at least; all of them)
  *
- * Each row: a collective in symmetric windows, its bytes (of all ranks together), us a call in a row
- * of calls on one stream, by the slowest rank, and the bytes that a rank gets from others over that
- * time. The sizes are those of a step: a report, a block of BERT-base and BERT-large, the rows of a
- * word table.
+ * Each row: a collective in symmetric windows, its bytes (of all ranks together), us a call of many
+ * on one stream, by the slowest rank, and the bytes that a rank gets from others over that. The
+ * sizes are those of a step: a report, a block of BERT-base and BERT-large, the rows of a word table.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,9 +16,17 @@
 #include "engine/base/arena.h"
 #include "engine/base/log.h"
 #include "engine/base/out.h"
+#include "engine/base/text.h"
 #include "engine/device/device.h"
 
-enum { TIMEOUT_MS = 60000, WARM = 3, CALLS = 20, ROUNDS = 5, MOST_BYTES = 64 << 20 };
+enum {
+    TIMEOUT_MS = 60000,
+    WARM = 3,
+    CALLS = 20,
+    ROUNDS = 5,
+    MOST_BYTES = 64 << 20,
+    MOST_RANKS = 64
+};
 
 static const struct {
     const char *name;
@@ -51,14 +58,7 @@ static enum status bench_open(struct bench *b)
     struct nccl_id id;
     TRY(launch_discover(&b->launch, 0));
     const struct launch *l = &b->launch;
-    struct rendezvous_options options = {.rank = l->rank,
-                                         .world_size = l->world_size,
-                                         .address = l->address,
-                                         .port = l->port,
-                                         .token = l->token,
-                                         .listen_fd = l->listen_fd,
-                                         .timeout_ms = TIMEOUT_MS};
-    TRY(rendezvous_open(&b->rv, &options));
+    TRY(launch_meet(&b->rv, l, TIMEOUT_MS));
     TRY(launch_device(&index, l, device_cuda_count()));
     TRY(nccl_id_share(&id, l->rank, l->world_size, b->rv));
     TRY(device_open(&b->device, DEVICE_CUDA, PRECISION_AUTO, index, 1));
@@ -100,7 +100,7 @@ static enum status call(struct bench *b, size_t row, int64_t numel)
 static enum status measure(struct bench *b, size_t row, int64_t numel, double *us)
 {
     struct stream *s = &b->device->streams[STREAM_REDUCE];
-    double mine, all[64];
+    double mine, all[MOST_RANKS];
     *us = 1e30;
     for (int i = 0; i < WARM; i++)
         TRY(call(b, row, numel));
@@ -152,16 +152,16 @@ int main(int argc, char **argv)
         bench_close(&b);
         return (int)st;
     }
-    int ranks = argc > 1 ? atoi(argv[1]) : device_cuda_count();
-    if (ranks < 2) {
-        out("cuda_collectives: at least 2 GPUs\n");
+    int64_t ranks = device_cuda_count();
+    if ((argc > 1 && !text_to_int(&ranks, argv[1])) || ranks < 2 || ranks > MOST_RANKS) {
+        out("cuda_collectives: expected 2 to %d GPUs\n", (int)MOST_RANKS);
         return 1;
     }
     char *arguments[] = {(char *)"cuda_collectives", (char *)"rank", (char *)"", NULL};
     for (int way = 0; way < 2 && code == 0; way++) {
         if (way == 1)
             setenv("TESSERA_NCCL_KERNELS", "1", 1);
-        if (launch_spawn(&code, ranks, arguments, 0) != ST_OK) {
+        if (launch_spawn(&code, (int)ranks, arguments, 0) != ST_OK) {
             log_error("bench", "%s", status_message());
             code = 1;
         }

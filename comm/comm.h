@@ -63,7 +63,7 @@ struct comm {
     int rank, world_size; /* at most COMM_MAX_WORLD_SIZE ranks */
     int64_t timeout_ms;
     int multiprocessors; /* of the device, that a collective holds; 0: none */
-    bool opening; /* a library still connects the ranks: collectives wait for comm_ready() */
+    bool opening;        /* a library still connects the ranks: collectives wait for comm_ready() */
     /* Made by comm_memory_open() and comm_ready(): device memory that registering the block took,
      * and a line about it for the log; empty: there is nothing to say. */
     size_t window_bytes;

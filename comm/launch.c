@@ -316,6 +316,21 @@ enum status launch_check_address(const struct launch *l)
     return ST_OK;
 }
 
+enum status launch_meet(struct rendezvous **out, const struct launch *l, int64_t timeout_ms)
+{
+    struct rendezvous_options options = {
+        .rank = l->rank,
+        .world_size = l->world_size,
+        .address = l->address,
+        .port = l->port,
+        .bind = l->bind[0] != '\0' ? l->bind : NULL,
+        .token = l->token,
+        .listen_fd = l->listen_fd,
+        .timeout_ms = timeout_ms,
+    };
+    return rendezvous_open(out, &options);
+}
+
 bool launch_shares_gpus(void)
 {
     const char *value = get("NCCL_MULTI_RANK_GPU_ENABLE");

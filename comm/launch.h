@@ -24,6 +24,7 @@
 #include <stdint.h>
 
 #include "comm/comm.h"
+#include "comm/rendezvous.h"
 #include "engine/base/status.h"
 #include "engine/device/device.h"
 
@@ -61,6 +62,13 @@ MUST_CHECK enum status launch_discover(struct launch *l, int ranks);
 
 /** launch_check_address() - ST_INVALID if nobody says where rank 0 is; MPI needs no address. */
 MUST_CHECK enum status launch_check_address(const struct launch *l);
+
+/**
+ * launch_meet() - rendezvous_open() where @l says that the ranks meet.
+ * @timeout_ms: of the meeting, and then of each exchange.
+ */
+MUST_CHECK enum status launch_meet(struct rendezvous **out, const struct launch *l,
+                                   int64_t timeout_ms);
 
 /**
  * launch_shares_gpus() - may several ranks have the same GPU?

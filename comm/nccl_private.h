@@ -175,8 +175,8 @@ bool nccl_peers_serve(const struct nccl_comm *n, const void *share, const void *
 MUST_CHECK enum status nccl_peers_gather(struct nccl_comm *n, struct stream *s, void *out,
                                          const void *in, size_t bytes);
 
-/** nccl_peers_reduce() - enqueue a reduce_scatter to @bytes of fp32 or bf16 a rank: sums in fp32 and
- * in rank order. ST_DEVICE. */
+/** nccl_peers_reduce() - enqueue a reduce_scatter to @bytes of fp32 or bf16 a rank: sums in fp32
+ * and in rank order. ST_DEVICE. */
 MUST_CHECK enum status nccl_peers_reduce(struct nccl_comm *n, struct stream *s, void *out,
                                          const void *in, size_t bytes, enum dtype dtype);
 

@@ -69,6 +69,7 @@ static void window_free(struct nccl_comm *n)
     if (n->window != NULL && ncclMemFree(n->window) != ncclSuccess)
         log_debug("nccl", "the block of the windows was not freed");
     n->window = NULL;
+    n->peers.count = 0;
     memset(n->registered, 0, sizeof n->registered);
 }
 

@@ -40,15 +40,8 @@ static void say(const char *dir, const char *what, int rank, int value)
 static int meet(const struct launch *l)
 {
     struct rendezvous *rv = NULL;
-    struct rendezvous_options options = {.rank = l->rank,
-                                         .world_size = l->world_size,
-                                         .address = l->address,
-                                         .port = l->port,
-                                         .token = l->token,
-                                         .listen_fd = l->listen_fd,
-                                         .timeout_ms = 20000};
     int32_t all[16] = {0}, mine = 100 + l->rank;
-    if (rendezvous_open(&rv, &options) != ST_OK)
+    if (launch_meet(&rv, l, 20000) != ST_OK)
         return 90;
     enum status st = rendezvous_exchange(rv, all, &mine, sizeof mine);
     for (int r = 0; r < l->world_size; r++)

@@ -68,14 +68,7 @@ static enum status bench_open(struct bench *b, const struct launch *l, const cha
     int index = 0;
     struct nccl_id id;
     void *host = NULL;
-    struct rendezvous_options options = {.rank = l->rank,
-                                         .world_size = l->world_size,
-                                         .address = l->address,
-                                         .port = l->port,
-                                         .token = l->token,
-                                         .listen_fd = l->listen_fd,
-                                         .timeout_ms = TIMEOUT_MS};
-    TRY(rendezvous_open(&b->rv, &options));
+    TRY(launch_meet(&b->rv, l, TIMEOUT_MS));
     TRY(launch_device(&index, l, device_cuda_count()));
     TRY(nccl_id_share(&id, l->rank, l->world_size, b->rv));
     TRY(device_open(&b->device, DEVICE_CUDA, PRECISION_AUTO, index, 1));

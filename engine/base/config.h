@@ -68,9 +68,9 @@ struct run_config {
         bool overlap;     /* false: every collective completes where it is issued */
         bool graphs;      /* CUDA: capture steps once, replay them */
         char gemm_plan[CONFIG_TEXT_BYTES]; /* "auto", "off" or a folder: engine/train/products.h */
-        bool windows; /* NCCL: collectives in symmetric windows, where all ranks can */
+        bool windows;        /* NCCL: collectives in symmetric windows, where all ranks can */
         int64_t gemm_beside; /* or GEMM_BESIDE_AUTO */
-        bool early_launch;            /* CUDA: kernels overlap with the end of those before */
+        bool early_launch;   /* CUDA: kernels overlap with the end of those before */
         int64_t max_unit_numel;
         int64_t threads; /* BLAS and op threads a rank; 0 = cores / local ranks */
         enum bind_kind bind;

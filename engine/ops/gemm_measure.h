@@ -9,8 +9,8 @@
  * and the best two of the others. That choice stays unless another beats it by more than 1%.
  *
  * A product that runs beside collectives (gemm_key.beside) is timed alone and while a kernel holds
- * as many multiprocessors; the mean of both counts. It has more candidates: those that the heuristic
- * offers for all multiprocessors and those for what is left of them.
+ * as many multiprocessors; the mean of both counts. It has more candidates: what the heuristic
+ * offers for all multiprocessors, and for what is left of them.
  *
  * Only in set-up: it takes device memory, waits, and is not reproducible. Its result is.
  */

@@ -44,22 +44,6 @@ static enum status take_data(struct process *p)
 
 #ifdef TESSERA_CUDA
 
-static enum status open_rendezvous(struct rendezvous **out, const struct run_config *config,
-                                   const struct launch *launch)
-{
-    struct rendezvous_options options = {
-        .rank = launch->rank,
-        .world_size = launch->world_size,
-        .address = launch->address,
-        .port = launch->port,
-        .bind = launch->bind[0] != '\0' ? launch->bind : NULL,
-        .token = launch->token,
-        .listen_fd = launch->listen_fd,
-        .timeout_ms = config->train.timeout_s * 1000,
-    };
-    return launch->world_size > 1 ? rendezvous_open(out, &options) : ST_OK;
-}
-
 /* Near the GPU, before CUDA and NCCL start threads and take memory. */
 static enum status bind_to_gpu(struct process *p, const struct run_config *config,
                                const struct launch *launch, int index)
@@ -90,7 +74,8 @@ static enum status open_gpu(struct process *p, const struct run_config *config,
     struct nccl_id id;
     int visible = device_cuda_count(); /* starts up the driver */
     start_times_part(options->start, "driver");
-    TRY(open_rendezvous(&p->rendezvous, config, launch));
+    if (launch->world_size > 1)
+        TRY(launch_meet(&p->rendezvous, launch, config->train.timeout_s * 1000));
     TRY(launch_device(&index, launch, visible));
     int threads = run_threads(config, local); /* of the CPUs that there are before binding */
     TRY(bind_to_gpu(p, config, launch, index));
