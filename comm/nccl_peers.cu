@@ -38,7 +38,8 @@ enum {
     GATHER_STAGES = 8,
     REDUCE_STAGES = 4,
     GATHER_THREADS = 32,
-    REDUCE_THREADS = 256,
+    SUM_THREADS = 256,
+    REDUCE_THREADS = 32 + SUM_THREADS,
     LEAST_BYTES = 16 << 10 /* of a block's share: fewer blocks serve a small collective */
 };
 
@@ -74,9 +75,15 @@ __device__ static uint32_t shared_at(const void *shared)
     return (uint32_t)__cvta_generic_to_shared(shared);
 }
 
-__device__ static void barrier_open(uint64_t *barrier)
+__device__ static void barrier_open(uint64_t *barrier, uint32_t arrivals)
 {
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_at(barrier)) : "memory");
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_at(barrier)), "r"(arrivals)
+                 : "memory");
+}
+
+__device__ static void barrier_arrive(uint64_t *barrier)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_at(barrier)) : "memory");
 }
 
 __device__ static void barrier_expect(uint64_t *barrier, uint32_t bytes)
@@ -181,7 +188,7 @@ __global__ static void __launch_bounds__(GATHER_THREADS)
     size_t out = a.out + (size_t)a.rank * a.bytes;
     if (threadIdx.x == 0)
         for (int s = 0; s < GATHER_STAGES; s++)
-            barrier_open(&full[s]);
+            barrier_open(&full[s], 1);
     meet(a, begun + 1); /* their buffers may be written */
     if (threadIdx.x == 0) {
         for (int i = -AHEAD; i < chunks; i++) {
@@ -259,6 +266,7 @@ __device__ static void sum_packs(char *out, const char *shared, uint32_t stride,
 }
 #endif
 
+/* The first warp loads, the others sum. */
 template <typename E>
 __global__ static void __launch_bounds__(REDUCE_THREADS)
     peers_reduce_kernel(const __grid_constant__ struct peers_args a)
@@ -266,42 +274,47 @@ __global__ static void __launch_bounds__(REDUCE_THREADS)
 #if __CUDA_ARCH__ >= 900
     extern __shared__ __align__(128) char shared[];
     const uint32_t chunk = SHARED_BYTES / REDUCE_STAGES / (uint32_t)a.ranks & ~127u;
-    uint64_t *full = (uint64_t *)shared;
+    uint64_t *full = (uint64_t *)shared, *empty = full + REDUCE_STAGES;
     char *stages = shared + BARRIER_BYTES;
     struct share share = share_of(a);
-    int chunks = (int)((share.to - share.from + chunk - 1) / chunk);
+    int chunks = (int)((share.to - share.from + chunk - 1) / chunk), lane = threadIdx.x % 32;
     uint32_t *epoch = &memory_of(a, a.rank)->epoch[a.stream][blockIdx.x], begun = *epoch;
     size_t in = a.in + (size_t)a.rank * a.bytes;
     char *out = a.base[a.rank] + a.out;
     if (threadIdx.x == 0)
-        for (int s = 0; s < REDUCE_STAGES; s++)
-            barrier_open(&full[s]);
+        for (int s = 0; s < REDUCE_STAGES; s++) {
+            barrier_open(&full[s], 1);
+            barrier_open(&empty[s], SUM_THREADS / 32);
+        }
     if (threadIdx.x < 32)
         meet(a, begun + 1); /* their buffers are written */
     __syncthreads();
-    for (int i = 1 - REDUCE_STAGES; i < chunks; i++) {
-        int next = i + REDUCE_STAGES - 1;
-        if (threadIdx.x == 0 && next < chunks) {
-            int s = next % REDUCE_STAGES;
-            size_t from = share.from + (size_t)next * chunk;
-            uint32_t bytes = chunk_bytes(from, share.to, chunk);
-            barrier_expect(&full[s], bytes * (uint32_t)a.ranks);
-            for (int r = 1; r <= a.ranks; r++) {
-                int peer = (a.rank + r) % a.ranks;
-                bulk_load(stages + ((size_t)s * a.ranks + peer) * chunk, a.base[peer] + in + from,
-                          bytes, &full[s]);
-            }
-        }
-        if (i < 0)
-            continue;
+    for (int i = 0; threadIdx.x == 0 && i < chunks; i++) {
+        int s = i % REDUCE_STAGES, round = i / REDUCE_STAGES;
         size_t from = share.from + (size_t)i * chunk;
         uint32_t bytes = chunk_bytes(from, share.to, chunk);
-        const char *stage = stages + (size_t)(i % REDUCE_STAGES) * a.ranks * chunk;
-        barrier_wait(&full[i % REDUCE_STAGES], (uint32_t)(i / REDUCE_STAGES) & 1);
-        for (uint32_t at = threadIdx.x * 16; at < bytes; at += REDUCE_THREADS * 16)
-            sum_packs<E>(out + from + at, stage + at, chunk, a.ranks);
-        __syncthreads(); /* the next turn loads into this stage */
+        if (round > 0)
+            barrier_wait(&empty[s], (uint32_t)(round - 1) & 1);
+        barrier_expect(&full[s], bytes * (uint32_t)a.ranks);
+        for (int r = 1; r <= a.ranks; r++) { /* not all from one peer at a time */
+            int peer = (a.rank + r) % a.ranks;
+            bulk_load(stages + ((size_t)s * a.ranks + peer) * chunk, a.base[peer] + in + from,
+                      bytes, &full[s]);
+        }
     }
+    for (int i = 0; threadIdx.x >= 32 && i < chunks; i++) {
+        int s = i % REDUCE_STAGES, round = i / REDUCE_STAGES;
+        size_t from = share.from + (size_t)i * chunk;
+        uint32_t bytes = chunk_bytes(from, share.to, chunk);
+        const char *stage = stages + (size_t)s * a.ranks * chunk;
+        barrier_wait(&full[s], (uint32_t)round & 1);
+        for (uint32_t at = (threadIdx.x - 32) * 16; at < bytes; at += SUM_THREADS * 16)
+            sum_packs<E>(out + from + at, stage + at, chunk, a.ranks);
+        __syncwarp();
+        if (lane == 0)
+            barrier_arrive(&empty[s]);
+    }
+    __syncthreads();
     if (threadIdx.x < 32)
         meet(a, begun + 2); /* all have read */
     if (threadIdx.x == 0)
