@@ -41,8 +41,8 @@ enum status comm_reduce_scatter(struct comm *comm, struct stream *s, void *out, 
 {
     ASSERT(s != NULL && done != NULL);
     TRY(check(comm, "reduce_scatter", numel, dtype, out != NULL && in != NULL));
-    if (dtype != DTYPE_F32)
-        return FAIL(INVALID, "reduce_scatter: dtype %s cannot be summed; use fp32",
+    if (dtype == DTYPE_I32)
+        return FAIL(INVALID, "reduce_scatter: dtype %s cannot be summed; use fp32 or bf16",
                     dtype_name(dtype));
     return comm->ops->reduce_scatter(comm, s, out, in, numel, dtype, done);
 }
@@ -217,7 +217,33 @@ void comm_close(struct comm **comm)
     *comm = NULL;
 }
 
-void comm_add(float *restrict sum, const float *restrict in, int64_t numel)
+static float of_bf16(uint16_t half)
+{
+    uint32_t bits = (uint32_t)half << 16;
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+static uint16_t to_bf16(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    if (x != x) /* rounding could carry it to infinity or a zero */
+        return (uint16_t)(bits >> 16 | 0x40);
+    return (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+}
+
+void comm_load(float *restrict sum, const void *restrict in, int64_t numel, enum dtype dtype)
+{
+    const uint16_t *halves = in;
+    if (dtype == DTYPE_F32)
+        memcpy(sum, in, sizeof *sum * (size_t)numel);
+    for (int64_t i = 0; dtype == DTYPE_BF16 && i < numel; i++)
+        sum[i] = of_bf16(halves[i]);
+}
+
+static void add_fp32(float *restrict sum, const float *restrict in, int64_t numel)
 {
     enum { LANES = 16 }; /* a known count: the compiler makes vectors of it */
     int64_t i = 0;
@@ -227,4 +253,22 @@ void comm_add(float *restrict sum, const float *restrict in, int64_t numel)
     }
     for (; i < numel; i++)
         sum[i] += in[i];
+}
+
+void comm_add(float *restrict sum, const void *restrict in, int64_t numel, enum dtype dtype)
+{
+    const uint16_t *halves = in;
+    if (dtype == DTYPE_F32)
+        add_fp32(sum, in, numel);
+    for (int64_t i = 0; dtype == DTYPE_BF16 && i < numel; i++)
+        sum[i] += of_bf16(halves[i]);
+}
+
+void comm_store(void *restrict out, const float *restrict sum, int64_t numel, enum dtype dtype)
+{
+    uint16_t *halves = out;
+    if (dtype == DTYPE_F32)
+        memcpy(out, sum, sizeof *sum * (size_t)numel);
+    for (int64_t i = 0; dtype == DTYPE_BF16 && i < numel; i++)
+        halves[i] = to_bf16(sum[i]);
 }

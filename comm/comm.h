@@ -14,7 +14,8 @@
  *
  *     all_gather       out[r * numel + i] = in of rank r [i]; in may be out + rank * numel
  *     reduce_scatter   out[i] = sum over r = 0, 1, ... in that order of
- *                      (in of rank r)[rank * numel + i]; out may be in + rank * numel
+ *                      (in of rank r)[rank * numel + i]; out may be in + rank * numel; bf16 is
+ *                      summed in fp32 and rounded once
  *
  * Each has the deadline of the communicator: ST_TIMEOUT names the silent ranks and what they did
  * last. After a failure the communicator is dead: every call on every rank fails soon.
@@ -71,7 +72,7 @@ struct comm {
 };
 
 /** comm_all_gather(), comm_reduce_scatter(), comm_broadcast() - see the top. fp32, bf16 or int32;
- * reduce_scatter: fp32. ST_COMM, ST_TIMEOUT, ST_INVALID (ranks issued different collectives). */
+ * reduce_scatter: fp32 or bf16. ST_COMM, ST_TIMEOUT, ST_INVALID (ranks issued different ones). */
 MUST_CHECK enum status comm_all_gather(struct comm *comm, struct stream *s, void *out,
                                        const void *in, int64_t numel, enum dtype dtype,
                                        struct event *done);
@@ -102,7 +103,7 @@ MUST_CHECK enum status comm_ready(struct comm *comm);
 /**
  * comm_staging_bytes() - memory that a communicator needs beside the callers' buffers, so that it
  * can stand in the account of a run's memory.
- * @numel: elements a rank of the largest reduce_scatter.
+ * @numel: elements a rank of the largest reduce_scatter, of whatever dtype.
  */
 size_t comm_staging_bytes(enum comm_kind kind, int world_size, int64_t numel);
 
@@ -153,8 +154,14 @@ MUST_CHECK enum status comm_any_memory(struct comm *comm, struct device *device,
                                        size_t bytes);
 void comm_any_memory_close(struct comm *comm, struct device *device, void **memory);
 
-/** comm_add() - sum += in, for communicators that sum in rank order. They do not overlap. */
-void comm_add(float *sum, const float *in, int64_t numel);
+/* For communicators that sum in rank order, fp32 or bf16 by way of fp32; nothing overlaps. */
+
+/** comm_load() - sum = in. */
+void comm_load(float *sum, const void *in, int64_t numel, enum dtype dtype);
+/** comm_add() - sum += in. */
+void comm_add(float *sum, const void *in, int64_t numel, enum dtype dtype);
+/** comm_store() - out = sum, rounded to nearest even. A NaN stays one. */
+void comm_store(void *out, const float *sum, int64_t numel, enum dtype dtype);
 
 C_END
 

@@ -128,18 +128,19 @@ static void fail_mismatch(struct local_world *w, uint64_t n, int a, int b)
 static void reduce_scatter_read(const struct local_world *w, int rank, uint64_t n)
 {
     const struct post *mine = &w->rank[rank].post[n % RING];
-    float *out = mine->recv, sum[SUM_BLOCK];
+    size_t element = dtype_bytes(mine->dtype), first = (size_t)rank * (size_t)mine->numel;
+    float sum[SUM_BLOCK];
     for (int64_t at = 0; at < mine->numel; at += SUM_BLOCK) {
         int64_t count = mine->numel - at < SUM_BLOCK ? mine->numel - at : SUM_BLOCK;
         for (int r = 0; r < w->world_size; r++) {
-            const float *in = w->rank[r].post[n % RING].send;
-            in += (int64_t)rank * mine->numel + at;
+            const char *in = w->rank[r].post[n % RING].send;
+            in += (first + (size_t)at) * element;
             if (r == 0)
-                memcpy(sum, in, (size_t)count * sizeof *sum);
+                comm_load(sum, in, count, mine->dtype);
             else
-                comm_add(sum, in, count);
+                comm_add(sum, in, count, mine->dtype);
         }
-        memcpy(out + at, sum, (size_t)count * sizeof *sum);
+        comm_store((char *)mine->recv + (size_t)at * element, sum, count, mine->dtype);
     }
 }
 

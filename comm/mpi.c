@@ -60,7 +60,7 @@ struct mpi_comm {
     uint64_t issued, done;       /* all before @done are complete */
     uint64_t last[STREAM_COUNT]; /* 1 + the last collective of each stream; 0: none */
     uint64_t last_reduce;        /* 1 + the last reduce_scatter; 0: none */
-    float *staging;              /* borrowed */
+    char *staging;               /* borrowed */
     size_t staging_bytes;
     char (*answers)[ANSWER_BYTES]; /* owned; of each rank to a roll call */
     char exchange[EXCHANGE_BYTES]; /* what the peers get: the caller may send from @recv */
@@ -267,12 +267,14 @@ static enum status start(struct mpi_comm *m, struct collective *c)
 /* In rank order, as comm/local does. */
 static void sum_staging(const struct mpi_comm *m, const struct collective *c)
 {
-    float *out = c->recv;
+    size_t element = dtype_bytes(c->dtype);
+    float sum[SUM_BLOCK];
     for (int64_t at = 0; at < c->numel; at += SUM_BLOCK) {
         int64_t count = c->numel - at < SUM_BLOCK ? c->numel - at : SUM_BLOCK;
-        memcpy(out + at, m->staging + at, (size_t)count * sizeof *out);
+        comm_load(sum, m->staging + (size_t)at * element, count, c->dtype);
         for (int r = 1; r < m->base.world_size; r++)
-            comm_add(out + at, m->staging + r * c->numel + at, count);
+            comm_add(sum, m->staging + (size_t)(r * c->numel + at) * element, count, c->dtype);
+        comm_store((char *)c->recv + (size_t)at * element, sum, count, c->dtype);
     }
 }
 

@@ -17,8 +17,9 @@
  * rank's streams have passed and the last collective issued. Both NCCL communicators are then
  * aborted, so that kernels that wait for a peer end, and the cause is sent to all ranks.
  *
- * Sums: in rank order, as comm.h says, by the kernels of ours; NCCL's reduce_scatter adds in the
- * order of its algorithm, which is the same in every run on the same machine with the same count.
+ * Sums: in rank order, as comm.h says, by the kernels of ours. NCCL's reduce_scatter adds in the
+ * order of its algorithm, which is the same in every run on the same machine with the same count,
+ * and may round bf16 after each addition.
  *
  * Opening: NCCL takes most of a second to connect the ranks. nccl_comm_open() only begins that, in
  * a thread; comm_ready() waits for its end. Meanwhile (comm->opening) structs can be exchanged,

@@ -168,6 +168,26 @@ static enum status gathers(struct bench *b)
     return ST_OK;
 }
 
+/* bf16, each element of one rank alone: beside the others' -0 it comes with its bits, those of a
+ * zero of either sign too. */
+static enum status reduces_rows(struct bench *b, int64_t numel)
+{
+    int64_t rank = b->comm->rank, ranks = b->comm->world_size;
+    uint16_t *halves = (uint16_t *)(void *)b->host;
+    for (int64_t i = 0; i < numel * ranks; i++)
+        halves[i] = (uint16_t)(i % ranks == rank ? (i & 1) << 15 | i % 0x7F80 : 0x8000);
+    TRY(upload(b, b->a, (size_t)(numel * ranks) * 2));
+    TRY(comm_reduce_scatter(b->comm, stream(b, STREAM_REDUCE), b->c, b->a, numel, DTYPE_BF16,
+                            &b->done));
+    TRY(event_wait(&b->done));
+    TRY(download(b, b->c, (size_t)numel * 2));
+    for (int64_t k = 0; k < numel; k++) {
+        int64_t i = rank * numel + k;
+        CHECK(halves[k] == (uint16_t)((i & 1) << 15 | i % 0x7F80));
+    }
+    return ST_OK;
+}
+
 /* Whole numbers are summed without rounding, so any order gives the same. */
 static enum status reduces_some(struct bench *b, int64_t numel)
 {
@@ -216,6 +236,8 @@ static enum status reduces(struct bench *b)
 {
     for (int i = 0; i < SIZES; i++)
         TRY(reduces_some(b, numels[i]));
+    for (int i = 0; i < SIZES; i++)
+        TRY(reduces_rows(b, numels[i]));
     if (strstr(b->comm->memory_text, "in rank order") != NULL)
         TRY(reduces_in_rank_order(b));
     return ST_OK;
