@@ -28,6 +28,7 @@
 #endif
 
 enum { REPEATS = 9, MAX_SETS = 24, MAX_COUNT = 64, POSITIONS = 512, VOCAB = 30522, TYPES = 2 };
+enum { RANKS = 4 }; /* whose rows a table is looked up for */
 static const size_t MEMORY_BYTES = (size_t)3 << 30, TOUCHED_BYTES = (size_t)256 << 20;
 
 struct model {
@@ -165,9 +166,21 @@ static enum status residual_backward(struct work *w, struct cost *c)
 
 static enum status embedding_forward(struct work *w, struct cost *c)
 {
-    struct tensor out_rows = half2(w, w->T, w->C), table = half2(w, VOCAB, w->C);
+    struct tensor out_rows = half2(w, w->T, w->C), table = half1(w, VOCAB * w->C);
     c->bytes = 4.0 * (double)(w->T * w->C);
-    return w->a.base ? op_embedding_forward(w->b->s, out_rows, table, &w->b->q, 0, true) : ST_OK;
+    return w->a.base
+               ? op_embedding_forward(w->b->s, out_rows, table, sequences_rows(&w->b->q), 0, true)
+               : ST_OK;
+}
+
+/* Of four ranks' rows what the second of four shards has: all are written, a fourth is read. */
+static enum status embedding_forward_ranks(struct work *w, struct cost *c)
+{
+    struct token_rows q = w->b->q.all;
+    int64_t numel = VOCAB * w->C / RANKS / 128 * 128;
+    struct tensor out_rows = half2(w, q.rows, w->C), shard = half1(w, numel);
+    c->bytes = 2.0 * (1 + 1.0 / RANKS) * (double)(q.rows * w->C);
+    return w->a.base ? op_embedding_forward(w->b->s, out_rows, shard, q, numel, true) : ST_OK;
 }
 
 static enum status embedding_backward(struct work *w, struct cost *c)
@@ -351,6 +364,7 @@ static enum status line(struct work *w, const char *model, const char *name, iss
 
 struct host_batch {
     int32_t *cu, *kv, *sample, *start, *end, *token, *type, *owner, *order;
+    int32_t *all_token; /* of all ranks' rows; without an order */
 };
 
 static void host_batch_bind(struct arena *a, struct host_batch *x, int64_t rows)
@@ -364,6 +378,7 @@ static void host_batch_bind(struct arena *a, struct host_batch *x, int64_t rows)
     ARENA_BIND(a, x->type, rows);
     ARENA_BIND(a, x->owner, rows);
     ARENA_BIND(a, x->order, rows);
+    ARENA_BIND(a, x->all_token, RANKS * rows);
 }
 
 /* Sequences of about 176 rows, as SQuAD has; a few tokens are frequent, as in text. */
@@ -389,6 +404,8 @@ static void host_batch_fill(struct host_batch *x, int64_t rows, int count)
             if (x->token[row] == token)
                 x->order[at++] = row;
     ASSERT(at == rows);
+    for (int64_t row = 0; row < RANKS * rows; row++)
+        x->all_token[row] = (int32_t)rng_below(1, 4, (uint64_t)row, VOCAB);
 }
 
 static enum status batch_upload(struct bench *b, int64_t rows, void *device_memory, size_t bytes)
@@ -419,7 +436,8 @@ static enum status batch_upload(struct bench *b, int64_t rows, void *device_memo
                               .row_sequence = y.owner,
                               .token_order = y.order,
                               .start = y.start,
-                              .end = y.end};
+                              .end = y.end,
+                              .all = {RANKS * rows, RANKS, y.all_token, NULL}};
 out:
     mem_free(&memory);
     return st;
@@ -488,6 +506,7 @@ static enum status lines(struct bench *b, const struct model *m, int64_t T)
                   {"attention forward", attention_forward},
                   {"attention backward", attention_backward},
                   {"embedding forward", embedding_forward},
+                  {"embedding forward, ranks", embedding_forward_ranks},
                   {"embedding backward", embedding_backward},
                   {"embedding norm backward", embedding_norm_backward},
                   {"span head, all", span_head},

@@ -226,9 +226,46 @@ static struct step_report *report_of(struct twins *w, struct twin report)
 static enum status embed_in_parts(struct stream *s, struct tensor out, struct tensor part,
                                   struct tensor low, struct tensor high, const struct sequences *q)
 {
-    TRY(op_embedding_forward(s, out, low, q, 0, true));
-    TRY(op_embedding_forward(s, out, high, q, low.shape[0], false));
-    return op_embedding_forward(s, part, high, q, low.shape[0], false);
+    struct token_rows rows = sequences_rows(q);
+    TRY(op_embedding_forward(s, out, low, rows, 0, true));
+    TRY(op_embedding_forward(s, out, high, rows, low.shape[0], false));
+    return op_embedding_forward(s, part, high, rows, low.shape[0], false);
+}
+
+static enum status range_forward(struct stream *s, struct tensor set, struct tensor kept,
+                                 struct tensor part, const struct sequences *q, int64_t first)
+{
+    TRY(op_embedding_forward(s, set, part, sequences_rows(q), first, true));
+    return op_embedding_forward(s, kept, part, sequences_rows(q), first, false);
+}
+
+static bool is_negative(const void *values, enum dtype dtype, int64_t i)
+{
+    return dtype == DTYPE_BF16 ? ((const uint16_t *)values)[i] >> 15
+                               : ((const uint32_t *)values)[i] >> 31;
+}
+
+/* What lies in a rank's shard, and beside it the zero that changes no sum: to the bit. */
+static void embedding_shard_case(struct twins *w, int batch, int channels, int64_t first,
+                                 int64_t numel)
+{
+    const struct op_batch_spec *spec = &batch_spec[batch];
+    int64_t T = spec->rows, C = channels;
+    struct op_test *t = &w->side[SIDE_GPU];
+    struct op_batch b[SIDES];
+    twins_begin(w, "embedding_forward", "%s C=%d, elements %d + %d", batch_name[batch], channels,
+                (int)first, (int)numel);
+    twin_batch(w, b, spec);
+    struct twin part = twin_1d(twin_random(w, 1, numel, 1.0));
+    int at = w->output_count;
+    struct twin set = twin_output(w, "set", T, C, NULL, 0.0);
+    struct twin kept = twin_output(w, "kept", T, C, op_random(t, T * C, 1.0), 0.0);
+    TWINS_RUN(w, range_forward(ON_STREAM(w), ON(w, set), ON(w, kept), ON(w, part), ON_BATCH(w, b),
+                               first));
+    for (int64_t i = 0; i < T * C; i++)
+        assert_true(is_negative(w->output[at].result[0], t->dtype, i) ==
+                    is_negative(w->output[at].result[2], DTYPE_F32, i));
+    twins_end(w);
 }
 
 /* Rows [first_row, ...) of a table's gradient, by the rows of one batch. */
@@ -296,7 +333,8 @@ static void embedding_case(struct twins *w, int batch, int channels)
 
     twins_begin(w, "embedding_forward", "%s C=%d", batch_name[batch], channels);
     twin_batch(w, b, spec);
-    struct twin low = twin_random(w, first, C, 1.0), high = twin_random(w, rest, C, 1.0);
+    struct twin low = twin_1d(twin_random(w, 1, first * C, 1.0));
+    struct twin high = twin_1d(twin_random(w, 1, rest * C, 1.0));
     struct twin out = twin_output(w, "out", T, C, NULL, 0.0);
     struct twin part = twin_output(w, "out of part 2", T, C, op_random(t, T * C, 1.0), 0.0);
     TWINS_RUN(w, embed_in_parts(ON_STREAM(w), ON(w, out), ON(w, part), ON(w, low), ON(w, high),
@@ -337,6 +375,8 @@ static void embedding_cases(const struct twin_group *g, struct twins *w)
         for (int i = 0; i < (g->small ? 3 : 5); i++) {
             int64_t all = (int64_t)batch_spec[batch].vocab * channels[i], third = all / 3;
             embedding_case(w, batch, channels[i]);
+            embedding_shard_case(w, batch, channels[i], third, all / 2);
+            embedding_shard_case(w, batch, channels[i], third / 128 * 128, all / 2 / 128 * 128);
             for (int add = 0; add < 2; add++) {
                 embedding_range_case(w, batch, channels[i], third, all / 2, add);
                 embedding_range_case(w, batch, channels[i], third / 128 * 128, all / 2 / 128 * 128,

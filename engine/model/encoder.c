@@ -33,36 +33,46 @@ static int64_t word_first_row(const struct model *m, const struct model_unit *u)
     return model_first_row(m, (int)(u - m->units));
 }
 
+/* What a call is about: whose rows, and elements of the whole table. */
+struct word_part {
+    struct token_rows rows;
+    struct tensor act; /* act_out or dact_out of these rows */
+    int64_t first, numel;
+};
+
+static struct word_part word_part(const struct model *m, const struct model_unit *u,
+                                  const struct unit_call *call, void *own_act)
+{
+    int64_t C = m->dims.hidden, numel = model_param_numel(&m->params[u->first_param]);
+    int64_t begin = word_first_row(m, u) * C, end = call->part_first + call->part_numel;
+    if (call->all_rows == NULL)
+        return (struct word_part){sequences_rows(call->sequences), unit_act(m, call, own_act, C),
+                                  begin, numel};
+    struct token_rows all = call->sequences->all;
+    numel = (end < numel ? end : numel) - call->part_first;
+    return (struct word_part){all, tensor_2d(call->all_rows, m->param_dtype, all.rows, C),
+                              begin + call->part_first,
+                              numel > 0 ? numel : 0}; /* 0: nothing but padding */
+}
+
 static enum status word_forward(const struct model *m, const struct model_unit *u,
                                 const struct unit_call *call)
 {
-    struct tensor out = unit_act(m, call, call->act_out, m->dims.hidden);
-    TRY(op_embedding_forward(call->stream, out, unit_param(m, u, call, 0), call->sequences,
-                             word_first_row(m, u), u->index == 0));
-    return ST_OK;
+    struct word_part part = word_part(m, u, call, call->act_out);
+    struct tensor table = tensor_1d((void *)(uintptr_t)call->params, m->param_dtype, part.numel);
+    return op_embedding_forward(call->stream, part.act, table, part.rows, part.first,
+                                u->index == 0);
 }
 
 static enum status word_backward(const struct model *m, const struct model_unit *u,
                                  const struct unit_call *call)
 {
-    const struct sequences *q = call->sequences;
-    int64_t C = m->dims.hidden, numel = model_param_numel(&m->params[u->first_param]), first = 0;
-    struct token_rows rows = sequences_rows(q);
-    struct tensor dout = unit_act(m, call, call->dact_out, C);
+    struct word_part part = word_part(m, u, call, call->dact_out);
     enum table_rows others = call->grads_mark ? ROWS_MARKED : ROWS_ZERO;
-    if (call->grads == NULL)
+    if (call->grads == NULL || part.numel == 0)
         return ST_OK;
-    if (call->all_dact_out != NULL) {
-        int64_t end = call->grads_first + call->grads_numel;
-        rows = q->all;
-        dout = tensor_2d(call->all_dact_out, m->param_dtype, rows.rows, C);
-        first = call->grads_first;
-        numel = (end < numel ? end : numel) - first;
-        if (numel <= 0) /* nothing but padding */
-            return ST_OK;
-    }
-    return op_embedding_backward(call->stream, tensor_1d(call->grads, DTYPE_F32, numel), dout, rows,
-                                 word_first_row(m, u) * C + first,
+    return op_embedding_backward(call->stream, tensor_1d(call->grads, DTYPE_F32, part.numel),
+                                 part.act, part.rows, part.first,
                                  call->grads_add ? ROWS_KEPT : others);
 }
 

@@ -89,10 +89,12 @@ struct unit_call {
     struct step_report *report; /* the head adds the loss */
     const void *params;         /* flat, param_dtype; offsets from model.param_offset */
     void *grads;                /* flat fp32; NULL if the whole unit is frozen */
-    /* Of a look-up unit whose BACKWARD is by the rows of all ranks: their dact_out, end to end, and
-     * which elements of its flat gradient @grads has. NULL: by its own dact_out, all of them. */
-    void *all_dact_out;
-    int64_t grads_first, grads_numel;
+    /* Of a look-up unit that is run for the rows of all ranks: their act_out (FORWARD) or dact_out
+     * (BACKWARD), end to end, and which elements of the flat parameter or gradient @params or
+     * @grads has. FORWARD then writes what these give, and the first part of a table all else
+     * (embedding.h). NULL: by its own rows, all elements. */
+    void *all_rows;
+    int64_t part_first, part_numel;
     bool grads_add;          /* false: the first writer of the step overwrites */
     bool grads_mark;         /* a look-up unit marks the rows of no token (ops.h) */
     const void *tied_params; /* of unit.tied, or NULL */

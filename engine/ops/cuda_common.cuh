@@ -154,6 +154,32 @@ template <typename E, int W> __device__ inline void load_raw(struct raw_pack<E, 
     }
 }
 
+template <typename E, int W> __device__ inline void store_raw(E *p, const struct raw_pack<E, W> &x)
+{
+    if constexpr (W * sizeof(E) == 16) {
+        *(uint4 *)p = make_uint4(x.word[0], x.word[1], x.word[2], x.word[3]);
+    } else {
+#pragma unroll
+        for (int i = 0; i < W; i++)
+            p[i] = x.e[i];
+    }
+}
+
+/* The same number everywhere; bf16 has it exactly. */
+template <typename E, int W> __device__ inline void fill_raw(struct raw_pack<E, W> &x, float value)
+{
+    uint32_t bits = __float_as_uint(value);
+    if constexpr (W * sizeof(E) == 16) {
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            x.word[i] = sizeof(E) == 4 ? bits : (bits & 0xFFFF0000u) | bits >> 16;
+    } else {
+#pragma unroll
+        for (int i = 0; i < W; i++)
+            x.e[i] = from_float<E>(value);
+    }
+}
+
 __device__ static inline float float_of_bits(uint32_t bits)
 {
     float x;

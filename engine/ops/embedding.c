@@ -3,17 +3,20 @@
 #include <string.h>
 
 enum status embedding_forward_cpu(struct stream *s, struct tensor out, struct tensor table,
-                                  const struct sequences *q, int64_t first_row, bool set)
+                                  struct token_rows q, int64_t first, bool set)
 {
     (void)s;
-    int64_t channels = out.shape[1];
-    for (int64_t t = 0; t < q->rows; t++) {
-        int64_t row = q->token[t] - first_row;
-        float *to = (float *)out.data + t * channels;
-        if (q->token[t] >= 0 && row >= 0 && row < table.shape[0])
-            memcpy(to, (const float *)table.data + row * channels, (size_t)channels * sizeof *to);
-        else if (q->token[t] < 0 && set)
-            memset(to, 0, (size_t)channels * sizeof *to);
+    int64_t channels = out.shape[1], end = first + table.shape[0];
+    const float *part = table.data;
+    for (int64_t t = 0; t < q.rows; t++) {
+        float *to = (float *)out.data + t * channels, zero = q.token[t] < 0 ? 0.0f : -0.0f;
+        int64_t at = q.token[t] * channels, from = at > first ? at : first;
+        int64_t count = (at + channels < end ? at + channels : end) - from;
+        bool found = q.token[t] >= 0 && count > 0;
+        for (int64_t c = 0; set && c < channels && (!found || count < channels); c++)
+            to[c] = zero;
+        if (found)
+            memcpy(to + (from - at), part + (from - first), (size_t)count * sizeof *to);
     }
     return ST_OK;
 }

@@ -1,7 +1,9 @@
 /*
  * engine/ops/embedding.cu - CUDA backend of embedding.h: rows of a table by token.
  *
- * forward   one warp a row of the batch; bytes: the rows, read and written once
+ * forward   one warp a row of the batch: what lies of its table row in this part is copied, the
+ *           rest set if asked for. Bytes: the rows, read and written once; of all ranks' rows those
+ *           that a rank has are read, and the first part writes all
  * backward  token_rows.order has equal tokens side by side, rows ascending. Blocks of the first
  *           places of a run sum it (eight row lanes, then in order) and write one table row, or
  *           what lies of it in this part; where no run begins they end at once. With the rows of
@@ -16,43 +18,61 @@
 /* Blocks that clear: four a multiprocessor of 132, which leaves room for as many others. */
 enum { EMBED_THREADS = 256, EMBED_ROWS = 64, EMBED_CLEARING = 528 };
 
+/* Packs that a lane asks for at once. */
+enum { EMBED_AHEAD = 4 };
+
+/* Elements [first, first + numel) of a table. */
+struct table_range {
+    int64_t first, numel, columns;
+};
+
+/* Columns of a table row that lie in the range: [from, to), none where to <= from. */
+__device__ static int64_t part_from(const struct table_range &part, int64_t row)
+{
+    return max(part.first - row * part.columns, (int64_t)0);
+}
+
+__device__ static int64_t part_to(const struct table_range &part, int64_t row)
+{
+    return min(part.first + part.numel - row * part.columns, part.columns);
+}
+
 template <typename E, int W>
-__global__ static void embedding_forward_kernel(E *out, const E *table, const int32_t *token,
-                                                int64_t rows, int64_t columns, int64_t first_row,
-                                                int64_t table_rows, bool set)
+__global__ static void embedding_forward_kernel(E *out, const E *table, struct table_range part,
+                                                const int32_t *token, int64_t rows, bool set)
 {
     int64_t row = (int64_t)blockIdx.x * (EMBED_THREADS / 32) + threadIdx.x / 32;
     kernel_begin();
     if (row >= rows)
         return;
-    int64_t t = token[row], place = t - first_row;
-    bool here = t >= 0 && place >= 0 && place < table_rows;
-    if (!here && !(set && t < 0))
+    int64_t t = token[row], from = t < 0 ? 0 : part_from(part, t),
+            to = t < 0 ? 0 : part_to(part, t);
+    if (!set && from >= to)
         return;
-    for (int64_t c = (threadIdx.x % 32) * W; c < columns; c += 32 * W) {
-        float v[W] = {0.0f};
-        if (here)
-            load_pack<E, W>(v, table + place * columns + c);
-        store_pack<E, W>(out + row * columns + c, v);
+    const E *found = table + (t * part.columns - part.first); /* its column 0, here or not */
+    for (int64_t c0 = (threadIdx.x % 32) * W; c0 < part.columns; c0 += EMBED_AHEAD * 32 * W) {
+        struct raw_pack<E, W> x[EMBED_AHEAD];
+#pragma unroll
+        for (int k = 0; k < EMBED_AHEAD; k++) {
+            int64_t c = c0 + k * 32 * W;
+            if (c >= from && c < to)
+                load_raw(x[k], found + c);
+            else
+                fill_raw(x[k], t < 0 ? 0.0f : -0.0f);
+        }
+#pragma unroll
+        for (int k = 0; k < EMBED_AHEAD; k++) {
+            int64_t c = c0 + k * 32 * W;
+            if (c < part.columns && (set || (c >= from && c < to)))
+                store_raw(out + row * part.columns + c, x[k]);
+        }
     }
 }
 
-/* Elements [first, first + numel) of a table's gradient. */
-struct table_part {
+/* And of its gradient. */
+struct table_part : table_range {
     float *grad;
-    int64_t first, numel, columns;
 };
-
-/* Columns of a table row that lie in the part: [from, to), none where to <= from. */
-__device__ static int64_t part_from(const struct table_part &part, int64_t row)
-{
-    return max(part.first - row * part.columns, (int64_t)0);
-}
-
-__device__ static int64_t part_to(const struct table_part &part, int64_t row)
-{
-    return min(part.first + part.numel - row * part.columns, part.columns);
-}
 
 /* Where the row's first column would lie; only what lies in the part is there. */
 __device__ static float *part_row(const struct table_part &part, int64_t row)
@@ -205,17 +225,16 @@ __global__ static void __launch_bounds__(EMBED_THREADS, PLACES > 1 ? 4 : 6)
 
 template <typename E>
 static enum status embedding_forward_any(struct stream *s, E *out, const E *table,
-                                         const struct sequences *q, int64_t columns,
-                                         int64_t first_row, int64_t table_rows, bool set)
+                                         struct table_range part, struct token_rows q, bool set)
 {
     constexpr int W = full_pack<E>();
-    if (q->rows == 0)
+    if (q.rows == 0)
         return ST_OK;
-    unsigned blocks = (unsigned)div_up(q->rows, EMBED_THREADS / 32);
+    unsigned blocks = (unsigned)div_up(q.rows, EMBED_THREADS / 32);
+    bool packs = packs_fit(part.columns | part.first | part.numel, sizeof(E), out, table);
     return launch_kernel(s, dim3(blocks), EMBED_THREADS,
-                         packs_fit(columns, sizeof(E), out, table) ? embedding_forward_kernel<E, W>
-                                                                   : embedding_forward_kernel<E, 1>,
-                         out, table, q->token, q->rows, columns, first_row, table_rows, set);
+                         packs ? embedding_forward_kernel<E, W> : embedding_forward_kernel<E, 1>,
+                         out, table, part, q.token, q.rows, set);
 }
 
 template <typename E, int W, int PLACES, int AHEAD>
@@ -246,20 +265,18 @@ static enum status embedding_backward_any(struct stream *s, struct table_part pa
 }
 
 enum status cuda_embedding_forward(struct stream *s, struct tensor out, struct tensor table,
-                                   const struct sequences *q, int64_t first_row, bool set)
+                                   struct token_rows q, int64_t first, bool set)
 {
-    int64_t columns = table.shape[1], rows = table.shape[0];
+    struct table_range part = {first, table.shape[0], out.shape[1]};
     if (out.dtype == DTYPE_BF16)
-        return embedding_forward_any(s, (bf16 *)out.data, (const bf16 *)table.data, q, columns,
-                                     first_row, rows, set);
-    return embedding_forward_any(s, (float *)out.data, (const float *)table.data, q, columns,
-                                 first_row, rows, set);
+        return embedding_forward_any(s, (bf16 *)out.data, (const bf16 *)table.data, part, q, set);
+    return embedding_forward_any(s, (float *)out.data, (const float *)table.data, part, q, set);
 }
 
 enum status cuda_embedding_backward(struct stream *s, struct tensor dtable, struct tensor dout,
                                     struct token_rows q, int64_t first, enum table_rows others)
 {
-    struct table_part part = {(float *)dtable.data, first, dtable.shape[0], dout.shape[1]};
+    struct table_part part = {{first, dtable.shape[0], dout.shape[1]}, (float *)dtable.data};
     if (!dtable.data)
         return ST_OK;
     if (dout.dtype == DTYPE_BF16)

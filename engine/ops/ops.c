@@ -104,14 +104,14 @@ size_t op_side_workspace_bytes(const struct device *device, const struct op_limi
 /* ---- embeddings and norms ------------------------------------------------------------------- */
 
 enum status op_embedding_forward(struct stream *s, struct tensor out, struct tensor table,
-                                 const struct sequences *q, int64_t first_row, bool set)
+                                 struct token_rows q, int64_t first, bool set)
 {
-    expect_sequences(q);
-    EXPECT_2D(out, s->device->param_dtype, q->rows, table.shape[1]);
-    EXPECT_2D(table, s->device->param_dtype, table.shape[0], table.shape[1]);
-    ASSERT(first_row >= 0);
+    EXPECT_2D(out, s->device->param_dtype, q.rows, out.shape[1]);
+    EXPECT_1D(table, s->device->param_dtype, table.shape[0]);
+    ASSERT(first >= 0);
+    ASSERT(q.rows == 0 || q.token);
     ASSERT(apart(out, table));
-    return s->device->compute->embedding_forward(s, out, table, q, first_row, set);
+    return s->device->compute->embedding_forward(s, out, table, q, first, set);
 }
 
 enum status op_embedding_backward(struct stream *s, struct tensor dtable, struct tensor dout,

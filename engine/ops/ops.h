@@ -60,8 +60,8 @@ struct sequences {
     const int32_t *row_sequence; /* [T], -1 on rows of no sequence */
     const int32_t *token_order; /* [T] rows sorted by (token, row); rows with token -1 come first */
     const int32_t *start, *end; /* [B] labels, row within the sequence */
-    /* Of all ranks, each with as many rows as this batch or more. Only for tables that are reduced
-     * by rows; else there are none. */
+    /* Of all ranks, each with as many rows as this batch or more. Only for tables that are moved by
+     * rows; else there are none. */
     struct token_rows all;
 };
 
@@ -132,10 +132,11 @@ struct ops {
     /* And in that of the side stream; 0: there is none. */
     size_t (*side_workspace_bytes)(const struct device *device, const struct op_limits *limits);
 
-    /* out (T, C): rows whose token lies in [first_row, first_row + rows of table) become that table
-     * row; @set also zeroes the rows of no sequence (the first part of a split table). */
+    /* out (T, C) of the rows @q: what lies of their tokens' rows in table (n), elements [first,
+     * first + n) of the whole one, which may begin and end within a row. @set also writes all
+     * else: +0 in rows of no sequence, -0 in what other parts and other ranks have. */
     enum status (*embedding_forward)(struct stream *s, struct tensor out, struct tensor table,
-                                     const struct sequences *q, int64_t first_row, bool set);
+                                     struct token_rows q, int64_t first, bool set);
     /* dout (T, C) of the rows @q; dtable fp32 (n): elements [first, first + n) of the gradient of
      * the whole table, which may begin and end within a row (marked rows are whole). Token 0, which
      * is [PAD], has no gradient. */
@@ -271,8 +272,8 @@ extern const struct ops ops_cuda; /* CUDA builds only */
 size_t op_workspace_bytes(const struct device *device, const struct op_limits *limits);
 size_t op_side_workspace_bytes(const struct device *device, const struct op_limits *limits);
 MUST_CHECK enum status op_embedding_forward(struct stream *s, struct tensor out,
-                                            struct tensor table, const struct sequences *q,
-                                            int64_t first_row, bool set);
+                                            struct tensor table, struct token_rows q, int64_t first,
+                                            bool set);
 MUST_CHECK enum status op_embedding_backward(struct stream *s, struct tensor dtable,
                                              struct tensor dout, struct token_rows q, int64_t first,
                                              enum table_rows others);

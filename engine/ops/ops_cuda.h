@@ -9,7 +9,7 @@
 C_BEGIN
 
 enum status cuda_embedding_forward(struct stream *s, struct tensor out, struct tensor table,
-                                   const struct sequences *q, int64_t first_row, bool set);
+                                   struct token_rows q, int64_t first, bool set);
 enum status cuda_embedding_backward(struct stream *s, struct tensor dtable, struct tensor dout,
                                     struct token_rows q, int64_t first, enum table_rows others);
 enum status cuda_embedding_norm_forward(struct stream *s, struct tensor out, struct tensor z,

@@ -9,17 +9,20 @@ static int64_t shard_numel(const struct turn *t, const struct instr *in)
     return t->ex->layout->units[in->unit].shard_numel;
 }
 
-/* Of each rank: the rows of its slot's gradient, as many as the fullest has. */
-static enum status gather_rows(struct turn *t, const struct instr *in, struct stream *s,
-                               struct event *done)
+/* Of each rank: the rows of the slot, or of its gradient, as many as the fullest has. */
+static enum status move_rows(struct turn *t, const struct instr *in, struct stream *s,
+                             struct event *done)
 {
     const struct model *m = t->ex->model;
     const struct model_slot *slot = &m->slots[m->units[in->unit].act_out];
     struct token_rows all = t->micro[in->micro_batch].all;
+    int64_t numel = div_exact(all.rows, all.batches) * slot->columns;
     ASSERT(all.batches == t->ex->comm->world_size);
+    if (in->op == OP_REDUCE)
+        return comm_reduce_scatter(t->ex->comm, s, turn_operand(t, in, ROLE_ACT_OUT),
+                                   turn_operand(t, in, ROLE_ROWS), numel, slot->dtype, done);
     return comm_all_gather(t->ex->comm, s, turn_operand(t, in, ROLE_ROWS),
-                           turn_operand(t, in, ROLE_DACT_OUT),
-                           div_exact(all.rows, all.batches) * slot->columns, slot->dtype, done);
+                           turn_operand(t, in, ROLE_DACT_OUT), numel, slot->dtype, done);
 }
 
 static enum status run_gather(struct turn *t, const struct instr *in, struct stream *s,
@@ -27,39 +30,49 @@ static enum status run_gather(struct turn *t, const struct instr *in, struct str
 {
     bool gradient = in->flags & FLAG_GRADIENT;
     if (in->flags & FLAG_ROWS)
-        return gather_rows(t, in, s, done);
+        return move_rows(t, in, s, done);
     return comm_all_gather(t->ex->comm, s, turn_operand(t, in, gradient ? ROLE_GRAD : ROLE_PARAM),
                            turn_operand(t, in, gradient ? ROLE_GRAD_SHARD : ROLE_SHARD),
                            shard_numel(t, in), gradient ? DTYPE_F32 : t->ex->device->param_dtype,
                            done);
 }
 
-/* What of a flat gradient a BACKWARD writes: all, or this rank's reduced part. */
-struct grad_range {
-    float *grads; /* NULL: nothing */
+static enum status run_reduce(struct turn *t, const struct instr *in, struct stream *s,
+                              struct event *done)
+{
+    if (in->flags & FLAG_ROWS)
+        return move_rows(t, in, s, done);
+    return comm_reduce_scatter(t->ex->comm, s, turn_operand(t, in, ROLE_REDUCED),
+                               turn_operand(t, in, ROLE_GRAD), shard_numel(t, in), DTYPE_F32, done);
+}
+
+/* What of a flat parameter or gradient a unit reads or writes: all, or this rank's shard. */
+struct flat_range {
+    void *data; /* NULL: nothing */
     int64_t first, numel;
 };
 
-static struct grad_range grad_range(const struct turn *t, const struct instr *in, int unit,
-                                    enum role role)
+static struct flat_range flat_range(const struct turn *t, const struct instr *in, int unit,
+                                    enum role whole, enum role shard)
 {
     const struct layout_unit *u = &t->ex->layout->units[unit];
-    if (program_operand(in, role) == NULL && role == ROLE_GRAD)
-        return (struct grad_range){turn_operand(t, in, ROLE_GRAD_SHARD),
-                                   t->ex->comm->rank * u->shard_numel, u->shard_numel};
-    return (struct grad_range){turn_operand(t, in, role), 0, u->padded_numel};
+    if (program_operand(in, whole) == NULL && program_operand(in, shard) != NULL)
+        return (struct flat_range){turn_operand(t, in, shard), t->ex->comm->rank * u->shard_numel,
+                                   u->shard_numel};
+    return (struct flat_range){turn_operand(t, in, whole), 0, u->padded_numel};
 }
 
 /* BACKWARD writes a unit's gradient up to its last tensor; the padding of the shards behind it must
  * not carry old bytes into sums and norms. */
-static enum status clear_padding(struct turn *t, int unit, const struct grad_range *r,
+static enum status clear_padding(struct turn *t, int unit, const struct flat_range *r,
                                  struct stream *s)
 {
     const struct layout_unit *u = &t->ex->layout->units[unit];
     int64_t from = u->numel > r->first ? u->numel : r->first, end = r->first + r->numel;
-    if (r->grads == NULL || from >= end)
+    float *grads = r->data;
+    if (grads == NULL || from >= end)
         return ST_OK;
-    return device_fill(s, r->grads + (from - r->first), 0, sizeof *r->grads * (size_t)(end - from));
+    return device_fill(s, grads + (from - r->first), 0, sizeof *grads * (size_t)(end - from));
 }
 
 /* One rank has made a table's gradient in one BACKWARD: it is known which rows are zeros. */
@@ -73,17 +86,19 @@ static enum status run_unit(struct turn *t, const struct instr *in, struct strea
 {
     const struct model *model = t->ex->model;
     const struct model_unit *unit = &model->units[in->unit];
-    struct grad_range own = grad_range(t, in, in->unit, ROLE_GRAD);
+    struct flat_range params = flat_range(t, in, in->unit, ROLE_PARAM, ROLE_SHARD);
+    struct flat_range own = flat_range(t, in, in->unit, ROLE_GRAD, ROLE_GRAD_SHARD);
+    const struct flat_range *part = in->op == OP_BACKWARD ? &own : &params;
     struct unit_call call = {
         .stream = s,
         .sequences = &t->micro[in->micro_batch],
         .state = turn_operand(t, in, ROLE_STATE),
         .report = turn_operand(t, in, ROLE_REPORT),
-        .params = turn_operand(t, in, ROLE_PARAM),
-        .grads = own.grads,
-        .all_dact_out = turn_operand(t, in, ROLE_ROWS),
-        .grads_first = own.first,
-        .grads_numel = own.numel,
+        .params = params.data,
+        .grads = own.data,
+        .all_rows = turn_operand(t, in, ROLE_ROWS),
+        .part_first = part->first,
+        .part_numel = part->numel,
         .grads_add = in->flags & FLAG_ADD,
         .grads_mark = rows_are_known(t->ex, in->unit),
         .tied_params = turn_operand(t, in, ROLE_PARAM_TIED),
@@ -102,7 +117,7 @@ static enum status run_unit(struct turn *t, const struct instr *in, struct strea
     if (!call.grads_add)
         TRY(clear_padding(t, in->unit, &own, s));
     if (!call.tied_grads_add && unit->tied >= 0) {
-        struct grad_range tied = grad_range(t, in, unit->tied, ROLE_GRAD_TIED);
+        struct flat_range tied = flat_range(t, in, unit->tied, ROLE_GRAD_TIED, ROLE_GRAD_TIED);
         TRY(clear_padding(t, unit->tied, &tied, s));
     }
     TRY(unit->backward(model, unit, &call));
@@ -198,8 +213,7 @@ enum status turn_issue(struct turn *t, const struct instr *in, struct stream *s,
     case OP_BACKWARD:
         return run_unit(t, in, s);
     case OP_REDUCE:
-        return comm_reduce_scatter(ex->comm, s, turn_operand(t, in, ROLE_REDUCED),
-                                   turn_operand(t, in, ROLE_GRAD), n, DTYPE_F32, done);
+        return run_reduce(t, in, s, done);
     case OP_ACCUMULATE:
         return op_accumulate(s, tensor_1d(turn_operand(t, in, ROLE_GRAD_SHARD), DTYPE_F32, n),
                              tensor_1d(turn_operand(t, in, ROLE_REDUCED), DTYPE_F32, n), true);

@@ -21,6 +21,13 @@ static double looked_up(struct tensor table, int64_t rows)
     return read < whole ? read : whole;
 }
 
+/* The same in a part of a table, of whose ranks each has as much of the rows. */
+static double found(struct tensor out, struct tensor table, struct token_rows q)
+{
+    double whole = bytes_of(table), read = bytes_of(out) / q.batches;
+    return read < whole ? read : whole;
+}
+
 /* Of its gradient: a row for each of @dout, if no two are of one token. */
 static double summed(struct tensor dtable, struct tensor dout)
 {
@@ -50,10 +57,10 @@ static double product(struct tensor x, int64_t columns)
         return op_profile_called(p, s);                                                            \
     }
 
-TIMED(embedding_forward, 0, bytes_of(out) + looked_up(table, q->rows),
-      (struct stream * s, struct tensor out, struct tensor table, const struct sequences *q,
-       int64_t first_row, bool set),
-      (s, out, table, q, first_row, set))
+TIMED(embedding_forward, 0, (set ? bytes_of(out) : found(out, table, q)) + found(out, table, q),
+      (struct stream * s, struct tensor out, struct tensor table, struct token_rows q,
+       int64_t first, bool set),
+      (s, out, table, q, first, set))
 
 TIMED(embedding_backward, 0,
       bytes_of(dout) + (others == ROWS_ZERO ? bytes_of(dtable) : 2 * summed(dtable, dout)),
