@@ -25,13 +25,12 @@ NO_UNIT = "#777777"
 LETTER = {"GATHER": "G", "FORWARD": "F", "BACKWARD": "B", "REDUCE": "R", "NORM": "N",
           "UPDATE": "U", "BEGIN": "b", "AGREE": "A"}
 COLUMN, LEFT, TOP, ROW, BAR = 26, 150, 62, 26, 11
-GROUPS = ["gathered parameters", "gathered rows", "whole gradients", "gradient shards", "activations", "scratch"]
+GROUPS = ["gathered parameters", "rows of all ranks", "whole gradients", "gradient shards", "activations", "scratch"]
 
 
 class Buffer:
     def __init__(self, first, instr):
         self.first, self.last, self.unit, self.op = first, None, instr["unit"], instr["op"]
-        self.rows = instr["rows"] is not None
         self.readers = set()
 
 
@@ -43,6 +42,8 @@ def parse(text):
         if not match:
             break
         instr = match.groupdict()
+        instr["letter"] = LETTER[instr["op"]]
+        instr["op"] += instr["rows"] or ""
         for key in ("reads", "writes", "ends"):
             instr[key] = [int(b[1:]) for b in instr[key].split()]
         instr["unit"] = int(instr["unit"]) if instr["unit"] else -1
@@ -68,8 +69,10 @@ def find_lives(instrs):
 
 
 def group_of(buffer):
+    if buffer.op == "GATHER rows" or "REDUCE rows" in buffer.readers:
+        return "rows of all ranks"
     if buffer.op == "GATHER":
-        return "gathered rows" if buffer.rows else "gathered parameters"
+        return "gathered parameters"
     if buffer.op == "REDUCE" or "NORM" in buffer.readers:  # the table's BACKWARD writes its own
         return "gradient shards"
     if "REDUCE" in buffer.readers:
@@ -143,7 +146,7 @@ def draw_streams(svg, instrs, y):
             svg.rect(LEFT + i * COLUMN + 1, y + 2, COLUMN - 2, ROW - 5, colour(instr["unit"]),
                      f'{i}: {instr["op"]}, waits for {after}')
             unit = instr["unit"] if instr["unit"] >= 0 else ""
-            svg.text(LEFT + i * COLUMN + COLUMN / 2, y + 17, f'{LETTER[instr["op"]]}{unit}',
+            svg.text(LEFT + i * COLUMN + COLUMN / 2, y + 17, f'{instr["letter"]}{unit}',
                      "middle", "#ffffff")
         y += ROW
     return y
@@ -184,11 +187,14 @@ def main():
     y = draw_streams(svg, instrs, TOP) + 10
     y = draw_lives(svg, find_lives(instrs), len(instrs), y) + 8
     y = draw_live_bytes(svg, instrs, y) + 18
-    svg.text(LEFT, y, "A bar is the life of a buffer. What a REDUCE has read is held for one more B. "
-             "The word table has no R: its B sums the gathered rows.")
-    y += 16
-    svg.text(LEFT, y, "Live bytes include what lives always: this rank's shards of parameters, m and v.")
-    svg.write(LEFT + len(instrs) * COLUMN + 12, y + 12)
+    for words in ("A bar is the life of a buffer. What an R of gradients has read is held for one more B.",
+                  "The word table moves by rows: F0 looks up all ranks' tokens in this rank's shard, and R0 "
+                  "gives each rank its own rows;",
+                  "G0 collects all ranks' rows of the gradient, and B0 sums those that this rank owns.",
+                  "Live bytes include what lives always: this rank's shards of parameters, m and v."):
+        svg.text(LEFT, y, words)
+        y += 16
+    svg.write(LEFT + len(instrs) * COLUMN + 12, y - 4)
 
 
 if __name__ == "__main__":

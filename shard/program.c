@@ -17,11 +17,11 @@ static bool is_brief(const struct instr *in)
  * REDUCE, the life goes on until the next BACKWARD has ended, and the brief ones behind it: else
  * that one would take the memory for its own gradient and wait for the REDUCE, which so would hide
  * behind nothing. In the next micro-batch it is half of FORWARD, which needs less memory than what
- * follows.
+ * follows. For a REDUCE of rows all wait anyway.
  */
 static int hold(const struct program *p, int last, int middle_unit)
 {
-    if (p->instrs[last].op != OP_REDUCE)
+    if (p->instrs[last].op != OP_REDUCE || p->instrs[last].flags & FLAG_ROWS)
         return last;
     int end = last;
     for (int i = last + 1; i < p->instr_count; i++) {
@@ -86,11 +86,15 @@ static enum status check_unit(const struct program_spec *spec, int unit)
         return FAIL(INVALID, "unit %d is tied to unit %d", unit, u->tied);
     if ((u->backward_reads_input && u->act_in < 0) || (u->recompute && in_place))
         return FAIL(INVALID, "unit %d has no input to keep", unit);
-    if (u->by_rows && (u->frozen || (u->act_in >= 0 && !in_place) || u->backward_reads_params))
-        return FAIL(INVALID, "unit %d is reduced by rows, and no look-up table that is trained",
-                    unit);
+    if (u->by_rows && ((u->act_in >= 0 && !in_place) || u->tied >= 0 || u->backward_reads_params ||
+                       u->recompute || last))
+        return FAIL(INVALID, "unit %d is moved by rows, and no look-up table", unit);
     if (u->tied >= 0 && spec->units[u->tied].by_rows)
-        return FAIL(INVALID, "unit %d is tied to unit %d, which is reduced by rows", unit, u->tied);
+        return FAIL(INVALID, "unit %d is tied to unit %d, which is moved by rows", unit, u->tied);
+    for (int v = 0; v < unit; v++)
+        if (spec->units[v].act_out == u->act_out && spec->units[v].by_rows != u->by_rows)
+            return FAIL(INVALID, "units %d and %d write slot %d, one of them by rows", v, unit,
+                        u->act_out);
     /* The gradient of a slot is written once, by the one unit that reads it. */
     for (int v = 0; v < unit && !in_place && u->act_in >= 0; v++)
         if (spec->units[v].act_in == u->act_in && spec->units[v].act_out != u->act_in)
@@ -134,7 +138,6 @@ enum status program_build(struct program *p, enum program_kind kind,
     struct builder b = {
         .p = p,
         .spec = spec,
-        .params_sharded = spec->zero_stage == 3,
         .state_sharded = spec->zero_stage >= 1,
         .late = spec->update != UPDATE_EARLY,
         .per_micro_batch =
@@ -155,7 +158,7 @@ enum status program_build(struct program *p, enum program_kind kind,
         builder_list_groups(&b, items, count);
         builder_evaluate(&b, items, count);
     } else if (kind == PROGRAM_STEP) {
-        if (b.params_sharded && b.group_count == 0)
+        if (b.group_count == 0)
             builder_list_groups(&b, items, count);
         builder_step(&b, items, count);
     } else if (kind == PROGRAM_PROLOGUE) {
@@ -190,8 +193,10 @@ const struct operand *program_operand(const struct instr *in, enum role role)
 
 const struct operand *program_whole(const struct instr *in)
 {
-    enum role role = in->flags & FLAG_ROWS ? ROLE_ROWS : ROLE_PARAM;
-    if (in->op == OP_REDUCE || in->flags & FLAG_GRADIENT)
+    enum role role = ROLE_PARAM;
+    if (in->flags & FLAG_ROWS)
+        role = ROLE_ROWS;
+    else if (in->op == OP_REDUCE || in->flags & FLAG_GRADIENT)
         role = ROLE_GRAD;
     else if (in->op == OP_AGREE)
         role = ROLE_REPORTS;

@@ -13,6 +13,8 @@
  *     2       replicated    partitioned   partitioned   REDUCE             GATHER
  *     3 FSDP  partitioned   partitioned   partitioned   REDUCE             gathered when used
  *
+ * The parameters of a look-up table that is moved by rows (below) are partitioned from stage 1 on.
+ *
  * A buffer is one live interval: it begins at its first instruction and ends after its last. There
  * is no instruction that releases: the end of the interval says it. A full gradient so ends with
  * its REDUCE at every stage where nobody reads it later; without accumulation stages 1 and 2
@@ -37,12 +39,19 @@
  * NORM of a unit follows its REDUCE by one BACKWARD, on the update stream: at the end of the turn
  * only the last unit's is left before AGREE.
  *
- * A look-up table may be reduced by rows (program_unit.by_rows): most of its gradient is zeros, so
- * not the gradient is summed over ranks, but all ranks' rows of its output's gradient are gathered,
- * once for all parts of the table. BACKWARD of a part then sums them up where this rank has its
- * reduced gradient (its shard, at stage 0 all of it), and adds to it in later micro-batches:
+ * A look-up table may be moved by rows (program_unit.by_rows): a step needs few of its rows, and
+ * most of its gradient is zeros. So not the gradient is summed over ranks, but all ranks' rows of
+ * its output's gradient are gathered, once for all parts of the table. BACKWARD of a part then sums
+ * them up where this rank has its reduced gradient (its shard, at stage 0 all of it), and adds to
+ * it in later micro-batches. And from stage 1 on a step does not gather the table: FORWARD of a
+ * part looks the tokens of all ranks up in this rank's shard. It writes what that has of their
+ * rows; the first part fills the rest with what changes no sum, and a REDUCE behind the last part
+ * gives each rank its own rows:
  *
+ *     FORWARD 0 (table) | FORWARD 1 (table) | REDUCE rows | FORWARD 2 (norm) | ...
  *     BACKWARD 2 (norm) | GATHER rows | BACKWARD 1 (table) | BACKWARD 0 (table) | ...
+ *
+ * EVALUATE gathers the table whole, as stage 3 does.
  *
  * The first `shared_count` buffers are the same in all programs of a run (same index): state that
  * lives on, and the carried ones.
@@ -80,7 +89,8 @@ enum program_op {
     OP_FORWARD,    /* a unit on a micro-batch */
     OP_RECOMPUTE,  /* FORWARD again, to rebuild what BACKWARD needs */
     OP_BACKWARD,   /* a unit on a micro-batch */
-    OP_REDUCE,     /* reduce-scatter a unit's gradient to the shard owners */
+    OP_REDUCE,     /* reduce-scatter a unit's gradient to the shard owners; or the rows of a table's
+                      output to the ranks that they are of */
     OP_ACCUMULATE, /* add a reduced gradient to the shard of earlier micro-batches */
     OP_NORM,       /* squared norm of this rank's gradient shard of a unit, into the report */
     OP_AGREE,      /* all-gather the step report, decide */
@@ -109,7 +119,7 @@ enum role {
     ROLE_PARAM_TIED,
     ROLE_GRAD, /* the whole flat gradient */
     ROLE_GRAD_TIED,
-    ROLE_SHARD, /* GATHER: what it gathers; UPDATE: the parameters it writes */
+    ROLE_SHARD, /* GATHER: what it gathers; UPDATE: the parameters it writes; FORWARD by rows */
     ROLE_GRAD_SHARD,
     ROLE_REDUCED, /* where REDUCE puts the sum */
     ROLE_MASTER,
@@ -119,7 +129,7 @@ enum role {
     ROLE_ACT_OUT,
     ROLE_DACT_IN,
     ROLE_DACT_OUT,
-    ROLE_ROWS, /* all ranks' ROLE_DACT_OUT, end to end */
+    ROLE_ROWS, /* all ranks' ROLE_ACT_OUT or ROLE_DACT_OUT, end to end */
     ROLE_SAVED,
     ROLE_SCRATCH,
     ROLE_WORKSPACE,
@@ -157,7 +167,7 @@ enum instr_flag {
     FLAG_ADD_TIED = 2, /* the same for the tied unit's gradient */
     FLAG_GRADIENT = 4, /* GATHER of a gradient (stage 0) */
     FLAG_TRAINING = 8, /* FORWARD keeps what BACKWARD needs */
-    FLAG_ROWS = 16     /* GATHER of the rows of a slot's gradient */
+    FLAG_ROWS = 16     /* REDUCE of the rows of a slot, GATHER of those of its gradient */
 };
 
 struct instr {
@@ -208,7 +218,8 @@ struct program_unit {
     int act_in, act_out; /* slots; act_in -1: none; one unit reads a slot, but for in-place ones */
     int tied;            /* -1: none */
     bool backward_reads_params, backward_reads_input, recompute;
-    bool by_rows; /* a trained look-up table, no unit tied to it: its gradient is reduced by rows */
+    bool by_rows; /* a part of a look-up table, no unit tied to it, that is moved by rows; all units
+                     that write the slot are */
 };
 
 struct program_spec {
@@ -232,8 +243,8 @@ struct program_spec {
  * @p: zero-initialised or released; owned by the caller.
  *
  * Return: ST_OK; ST_INVALID (stage, prefetch, micro-batches out of range; units whose slots or ties
- * are not a chain; a unit by rows that is no such table; per_step reduction at stage 2 or 3, which
- * would hold full gradients); ST_MEMORY.
+ * are not a chain; a unit by rows that is no such table, or a part of one; per_step reduction at
+ * stage 2 or 3, which would hold full gradients); ST_MEMORY.
  */
 MUST_CHECK enum status program_build(struct program *p, enum program_kind kind,
                                      const struct program_spec *spec);

@@ -72,6 +72,16 @@ size_t builder_shard_bytes(const struct builder *b, int unit, enum dtype dtype)
     return (size_t)b->spec->units[unit].shard_numel * dtype_bytes(dtype);
 }
 
+bool builder_is_partitioned(const struct builder *b, int unit)
+{
+    return b->spec->zero_stage == 3 || (b->spec->zero_stage >= 1 && b->spec->units[unit].by_rows);
+}
+
+bool builder_looks_up_rows(const struct builder *b, int unit)
+{
+    return b->p->kind == PROGRAM_STEP && b->spec->zero_stage >= 1 && b->spec->units[unit].by_rows;
+}
+
 /* ---- the items of a turn ---- */
 
 /* The lowest unit whose BACKWARD writes a gradient: nobody needs those of the units below. */
@@ -115,6 +125,8 @@ static bool item_reads_params(const struct program_spec *spec, struct item it)
 /* A unit that is used by neighbouring items (last forward, first backward) stays gathered. */
 static void note_use(struct builder *b, int unit, int item)
 {
+    if (!builder_is_partitioned(b, unit) || builder_looks_up_rows(b, unit))
+        return;
     for (int g = b->group_count - 1; g >= 0; g--) {
         struct gather_group *group = &b->groups[g];
         if (group->unit != unit)
@@ -162,7 +174,7 @@ void builder_list_shared(struct builder *b)
         b->p->staging = persistent(b, CATEGORY_WORKSPACE, DTYPE_F32, -1, spec->staging_bytes);
     for (int u = 0; u < spec->unit_count; u++) {
         bool frozen = spec->units[u].frozen;
-        if (b->params_sharded)
+        if (builder_is_partitioned(b, u))
             b->shard[u] = persistent(b, CATEGORY_PARAMETERS, spec->param_dtype, u,
                                      builder_shard_bytes(b, u, spec->param_dtype));
         else
@@ -243,13 +255,12 @@ enum status builder_init(struct builder *b, int max_items)
 /* Groups of the step program decide what is carried, in whatever program is built. */
 void builder_count_carried(struct builder *b, struct item *items)
 {
-    if (!b->params_sharded || b->late || b->spec->prefetch == 0)
+    if (b->late || b->spec->prefetch == 0)
         return;
     enum program_kind kind = b->p->kind;
     b->p->kind = PROGRAM_STEP;
-    int count = builder_list_items(b, items);
+    builder_list_groups(b, items, builder_list_items(b, items));
     b->p->kind = kind;
-    builder_list_groups(b, items, count);
     b->carried_count = b->spec->prefetch < b->group_count ? b->spec->prefetch : b->group_count;
     /* A unit that a later group gathers again within the carried ones would need two buffers. */
     for (int g = 1; g < b->carried_count; g++)

@@ -34,14 +34,14 @@ struct item {
 struct builder {
     struct program *p;
     const struct program_spec *spec;
-    bool params_sharded, state_sharded, per_micro_batch, late;
+    bool state_sharded, per_micro_batch, late;
     enum status st;    /* the first failure; later calls do nothing */
     struct instr sink; /* where operands go after a failure; never read */
     int batch, state, report, reports, workspace, update_workspace, side_workspace;
     struct pool pool;
     /* per unit */
     int *param; /* whole flat parameter, now */
-    int *shard; /* stage 3: the persistent shard */
+    int *shard; /* of a partitioned unit: the persistent shard */
     int *master, *adam_m, *adam_v;
     int *grad;        /* whole flat gradient, now */
     int *grad_shard;  /* reduced gradient of this rank */
@@ -50,9 +50,9 @@ struct builder {
     bool *grad_begun; /* grad has a writer */
     /* per slot, of the current micro-batch */
     int *act, *dact;
-    int *rows;  /* all ranks' dact, for tables that are reduced by rows */
+    int *rows;  /* all ranks' act, then dact, for tables that are moved by rows */
     int *saved; /* per unit */
-    /* stage 3: uses of gathered parameters */
+    /* of partitioned units: uses of gathered parameters */
     struct gather_group *groups;
     int group_count, carried_count;
     int next_gather; /* the group whose GATHER comes next */
@@ -73,6 +73,11 @@ int builder_buffer(struct builder *b, enum category category, enum dtype dtype, 
 /** builder_whole_bytes(), builder_shard_bytes() - of a unit's flat parameter. */
 size_t builder_whole_bytes(const struct builder *b, int unit, enum dtype dtype);
 size_t builder_shard_bytes(const struct builder *b, int unit, enum dtype dtype);
+
+/** builder_is_partitioned() - has a rank its shard alone of a unit's parameters, between uses? */
+bool builder_is_partitioned(const struct builder *b, int unit);
+/** builder_looks_up_rows() - does FORWARD of this program read the shard, for all ranks' rows? */
+bool builder_looks_up_rows(const struct builder *b, int unit);
 
 /** builder_emit() - append an instruction; valid until the next one. */
 struct instr *builder_emit(struct builder *b, enum program_op op, enum program_stream stream,
@@ -103,7 +108,7 @@ void builder_evaluate(struct builder *b, const struct item *items, int count);
 void builder_norms(struct builder *b);
 /** builder_agree() - AGREE and, early, the updates behind it. */
 void builder_agree(struct builder *b);
-/** builder_update_through() - late: UPDATE, and GATHER at stages 1 and 2, up to this unit. */
+/** builder_update_through() - late: UPDATE, and GATHER of what is replicated, up to this unit. */
 void builder_update_through(struct builder *b, int unit);
 void builder_prologue(struct builder *b);
 void builder_flush(struct builder *b);

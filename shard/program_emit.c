@@ -25,22 +25,20 @@ static void gather_through(struct builder *b, int through)
 /* Before item @index: update and gather ahead, and point param[] at the buffers that it reads. */
 static void enter_item(struct builder *b, int index, int unit)
 {
-    if (b->p->kind == PROGRAM_STEP && !b->params_sharded) {
-        builder_update_through(b, unit + b->spec->prefetch);
-        builder_update_through(b, b->spec->units[unit].tied);
-    }
-    if (!b->params_sharded)
-        return;
     const struct gather_group *groups = b->groups; /* in the order of their first items */
     while (b->first_group < b->group_count && groups[b->first_group].last_item < index)
         b->first_group++;
     int begun = b->first_group;
-    for (; begun < b->group_count && groups[begun].first_item <= index; begun++)
-        if (groups[begun].first_item == index)
-            gather_through(b, begun + b->spec->prefetch);
+    while (begun < b->group_count && groups[begun].first_item <= index)
+        begun++;
+    gather_through(b, begun - 1 + b->spec->prefetch);
     for (int g = b->first_group; g < begun; g++)
         if (index <= groups[g].last_item)
             b->param[groups[g].unit] = groups[g].buffer;
+    if (b->p->kind == PROGRAM_STEP) { /* of what is not gathered where it is used */
+        builder_update_through(b, unit + b->spec->prefetch);
+        builder_update_through(b, b->spec->units[unit].tied);
+    }
 }
 
 static const struct micro_bytes *bytes_of(const struct builder *b)
@@ -67,33 +65,66 @@ static void add_scratch(struct builder *b, struct instr *in, int unit, int micro
     operand_add(in, ROLE_STATE, ACCESS_READ, b->state);
 }
 
+/* FORWARD of a part of a table in this rank's shard, for all ranks' rows. */
+static void add_rows(struct builder *b, struct instr *in, int slot)
+{
+    bool begun = b->rows[slot] != BUFFER_NONE;
+    if (!begun)
+        b->rows[slot] =
+            builder_buffer(b, CATEGORY_IN_FLIGHT, b->spec->param_dtype, in->unit, in->micro_batch,
+                           b->spec->train.slots[slot] * (size_t)b->spec->world_size);
+    operand_add(in, ROLE_SHARD, ACCESS_READ, b->shard[in->unit]);
+    operand_add(in, ROLE_ROWS, begun ? ACCESS_READ_WRITE : ACCESS_WRITE, b->rows[slot]);
+}
+
+/* Behind the last part: each rank's own rows. Not on the gather stream, where this would wait for
+ * the GATHERs of parameters. */
+static void reduce_rows(struct builder *b, struct item it)
+{
+    const struct program_spec *spec = b->spec;
+    int slot = spec->units[it.unit].act_out;
+    if (it.unit + 1 < spec->unit_count && spec->units[it.unit + 1].act_out == slot)
+        return;
+    b->act[slot] = builder_buffer(b, CATEGORY_ACTIVATIONS, DTYPE_F32, it.unit, it.micro_batch,
+                                  spec->train.slots[slot]);
+    struct instr *in = builder_emit(b, OP_REDUCE, ON_REDUCE, it.unit, it.micro_batch, FLAG_ROWS);
+    operand_add(in, ROLE_ROWS, ACCESS_READ, b->rows[slot]);
+    operand_add(in, ROLE_ACT_OUT, ACCESS_WRITE, b->act[slot]);
+}
+
 static void emit_forward(struct builder *b, struct item it)
 {
     const struct program_spec *spec = b->spec;
     const struct program_unit *u = &spec->units[it.unit];
     const struct micro_bytes *bytes = bytes_of(b);
     bool head = it.unit == spec->unit_count - 1, again = it.op == OP_RECOMPUTE;
+    bool rows = builder_looks_up_rows(b, it.unit);
     /* A recomputed block's first FORWARD keeps nothing; its saved buffer ends there. */
     if (bytes->units[it.unit].saved > 0)
         b->saved[it.unit] = builder_buffer(b, CATEGORY_ACTIVATIONS, DTYPE_F32, it.unit,
                                            it.micro_batch, bytes->units[it.unit].saved);
     /* The next unit has done with the output: RECOMPUTE leaves it out. */
     bool in_place = u->act_in == u->act_out && b->act[u->act_out] != BUFFER_NONE;
-    if (!in_place && !again)
+    if (!in_place && !again && !rows)
         b->act[u->act_out] = builder_buffer(b, CATEGORY_ACTIVATIONS, DTYPE_F32, it.unit,
                                             it.micro_batch, bytes->slots[u->act_out]);
     struct instr *in = builder_emit(b, it.op, ON_COMPUTE, it.unit, it.micro_batch,
                                     b->p->kind == PROGRAM_STEP ? FLAG_TRAINING : 0);
-    add_params(b, in, it.unit);
+    if (rows)
+        add_rows(b, in, u->act_out);
+    else
+        add_params(b, in, it.unit);
     if (u->act_in >= 0 && u->act_in != u->act_out)
         operand_add(in, ROLE_ACT_IN, ACCESS_READ, b->act[u->act_in]);
-    if (!again)
+    if (!again && !rows)
         operand_add(in, ROLE_ACT_OUT, in_place ? ACCESS_READ_WRITE : ACCESS_WRITE,
                     b->act[u->act_out]);
     operand_add(in, ROLE_SAVED, ACCESS_WRITE, b->saved[it.unit]);
     add_scratch(b, in, it.unit, it.micro_batch, bytes->units[it.unit].forward_scratch);
     if (head)
         operand_add(in, ROLE_REPORT, ACCESS_READ_WRITE, b->report);
+    if (rows)
+        reduce_rows(b, it);
 }
 
 /* Micro-batches are reduced one by one, and their shards added up. */
@@ -189,7 +220,8 @@ static void gather_rows(struct builder *b, struct item it)
     int slot = spec->units[it.unit].act_in, table = it.unit - 1;
     if (slot < 0 || slot == spec->units[it.unit].act_out)
         return;
-    while (table >= 0 && (!spec->units[table].by_rows || spec->units[table].act_out != slot))
+    while (table >= 0 && (!spec->units[table].by_rows || spec->units[table].frozen ||
+                          spec->units[table].act_out != slot))
         table--;
     if (table < 0)
         return;
@@ -292,7 +324,7 @@ void builder_step(struct builder *b, const struct item *items, int count)
             emit_cut(b);
         if (it.op == OP_FORWARD && it.unit == 0)
             for (int s = 0; s < spec->slot_count; s++)
-                b->act[s] = b->dact[s] = BUFFER_NONE;
+                b->act[s] = b->dact[s] = b->rows[s] = BUFFER_NONE;
         enter_item(b, i, it.unit);
         if (it.op != OP_BACKWARD) {
             emit_forward(b, it);
@@ -300,7 +332,8 @@ void builder_step(struct builder *b, const struct item *items, int count)
         }
         emit_backward(b, it);
         gather_rows(b, it);
-        if (spec->units[it.unit].by_rows && it.micro_batch == spec->micro_batches - 1)
+        if (spec->units[it.unit].by_rows && !spec->units[it.unit].frozen &&
+            it.micro_batch == spec->micro_batches - 1)
             note_reduced(b, it.unit, &pending);
         bool reduces = b->per_micro_batch || it.micro_batch == spec->micro_batches - 1;
         for (int u = spec->unit_count - 1; reduces && u >= 0; u--) {

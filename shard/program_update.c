@@ -23,10 +23,9 @@ void builder_norms(struct builder *b)
 /* @grad: the reduced gradient, whole at stage 0. */
 static void emit_update(struct builder *b, int unit, int grad)
 {
-    const struct program_spec *spec = b->spec;
     struct instr *in = builder_emit(b, OP_UPDATE, ON_UPDATE, unit, -1, 0);
     operand_add(in, b->state_sharded ? ROLE_GRAD_SHARD : ROLE_GRAD, ACCESS_READ, grad);
-    if (b->params_sharded)
+    if (builder_is_partitioned(b, unit))
         operand_add(in, ROLE_SHARD, ACCESS_READ_WRITE, b->shard[unit]);
     else
         operand_add_slice(in, ROLE_SHARD, ACCESS_READ_WRITE, b->param[unit], b->state_sharded);
@@ -34,7 +33,7 @@ static void emit_update(struct builder *b, int unit, int grad)
     operand_add(in, ROLE_ADAM_M, ACCESS_READ_WRITE, b->adam_m[unit]);
     operand_add(in, ROLE_ADAM_V, ACCESS_READ_WRITE, b->adam_v[unit]);
     operand_add(in, ROLE_STATE, ACCESS_READ, b->state);
-    if (spec->zero_stage == 1 || spec->zero_stage == 2) {
+    if (b->state_sharded && !builder_is_partitioned(b, unit)) {
         in = builder_emit(b, OP_GATHER, ON_GATHER, unit, -1, 0);
         operand_add_slice(in, ROLE_SHARD, ACCESS_READ, b->param[unit], true);
         operand_add(in, ROLE_PARAM, ACCESS_READ_WRITE, b->param[unit]);

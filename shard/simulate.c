@@ -140,6 +140,18 @@ static struct simulate_work of_pass(const struct pass_work *pass,
     return of_kernels(pass->kernels, pass_seconds(pass, rates), 0, rates);
 }
 
+/* FORWARD of a table by rows: it reads and writes the rows whose tokens this rank owns; the first
+ * part writes all others, too. */
+static struct simulate_work of_look_up(const struct program *p, const struct instr *in,
+                                       const struct simulate_rates *rates, int world_size)
+{
+    struct pass_work pass = rates->units[in->unit].forward;
+    const struct operand *rows = program_operand(in, ROLE_ROWS);
+    double all = operand_bytes(p, rows, world_size), own = all / world_size;
+    pass.bytes = own + (rows->access == ACCESS_WRITE ? all : own);
+    return of_pass(&pass, rates);
+}
+
 /* BACKWARD of a table by rows: it reads the rows whose tokens this rank owns, its part of them or
  * (stage 0) all, and writes its gradient. */
 static struct simulate_work of_rows(const struct program *p, const struct instr *in,
@@ -178,6 +190,8 @@ static bool waits_for_another(const struct instr *in)
 static struct simulate_work work_of(const struct program *p, const struct instr *in,
                                     const struct simulate_rates *rates, struct simulate_world world)
 {
+    if (in->op == OP_FORWARD && program_operand(in, ROLE_ROWS) != NULL)
+        return of_look_up(p, in, rates, world.ranks);
     if (in->op == OP_FORWARD || in->op == OP_RECOMPUTE)
         return of_pass(&rates->units[in->unit].forward, rates);
     if (in->op == OP_BACKWARD && program_operand(in, ROLE_ROWS) != NULL)

@@ -29,7 +29,7 @@
  * share the device as others do; none where they write what they read.
  *
  * Hybrid sharding: R such groups, one a node (M = 1), each with the whole model. REDUCE then sums a
- * rank's shard over its R peers in the other nodes (so no table is reduced by rows); sums may go up
+ * rank's shard over its R peers in the other nodes (so no table is moved by rows); sums may go up
  * and down two trees:
  *
  *     seconds += 2 min(R - 1, log2 R) far hop + 2 (R - 1) / R S / N / far

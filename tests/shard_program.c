@@ -17,9 +17,16 @@ struct value {
     int writer;         /* instruction; -1: unwritten, -2: from before the turn */
     unsigned sum;       /* bit 2 m: gradient of micro-batch m; bit 2 m + 1: the tied head's */
     bool reduced;       /* over ranks; else local */
+    unsigned parts;     /* of all ranks' rows: bit u: what this rank has of unit u's are there */
     bool whole;         /* all of the flat parameter; else this rank's slice is ahead */
     int version, slice; /* updates that the parameters, and this rank's slice of them, have seen */
 };
+
+/* Has a rank its shard alone, and no whole parameters that live on? */
+static bool is_partitioned(const struct program_spec *spec, int unit)
+{
+    return spec->zero_stage == 3 || (spec->zero_stage > 0 && spec->units[unit].by_rows);
+}
 
 struct run {
     const struct spec_case *c;
@@ -54,11 +61,15 @@ static size_t rounded(size_t bytes)
     return (size_t)round_up((int64_t)bytes, ARENA_ALIGN);
 }
 
+static size_t unit_bytes_of(const struct spec_case *c, int unit, enum dtype dtype, bool whole)
+{
+    return rounded((size_t)c->spec.units[unit].shard_numel * dtype_bytes(dtype) *
+                   (size_t)(whole ? c->spec.world_size : 1));
+}
+
 static size_t unit_bytes(const struct run *r, int unit, enum dtype dtype, bool whole)
 {
-    const struct program_spec *spec = &r->c->spec;
-    return rounded((size_t)spec->units[unit].shard_numel * dtype_bytes(dtype) *
-                   (size_t)(whole ? spec->world_size : 1));
+    return unit_bytes_of(r->c, unit, dtype, whole);
 }
 
 /* ---- what each instruction must find ---- */
@@ -87,6 +98,13 @@ static void run_param_read(struct run *r, const struct operand *o, int unit)
     CHECK(r, v->version == want && v->slice == want);
 }
 
+/* Is FORWARD for the rows of all ranks, from this rank's shard? */
+static bool looks_up_rows(const struct run *r, int unit)
+{
+    return r->p->kind == PROGRAM_STEP && r->c->spec.zero_stage > 0 &&
+           r->c->spec.units[unit].by_rows;
+}
+
 /* The unit whose BACKWARD writes the gradient of a slot, and the last one that writes the slot. */
 static int reader_of_slot(const struct program_spec *spec, int slot)
 {
@@ -112,6 +130,15 @@ static void run_written_by(struct run *r, const struct operand *o, enum program_
     const struct instr *writer = &r->p->instrs[r->v[o->buffer].writer];
     CHECK(r, writer->op == op && writer->unit == unit);
     CHECK(r, writer->micro_batch == r->p->instrs[r->index].micro_batch);
+}
+
+/* A slot, as the last of its units left it; for a table by rows, what the ranks have given. */
+static void run_slot_read(struct run *r, const struct operand *o, int slot)
+{
+    int writer = writer_of_slot(&r->c->spec, slot);
+    bool rows = looks_up_rows(r, writer);
+    run_written_by(r, o, rows ? OP_REDUCE : OP_FORWARD, writer);
+    CHECK(r, !rows || r->p->instrs[r->v[o->buffer].writer].flags == FLAG_ROWS);
 }
 
 /* The gradient of a table's output, of this micro-batch. */
@@ -160,21 +187,62 @@ static void check_bytes(struct run *r, const struct operand *o, size_t bytes)
         CHECK(r, buffer_of(r, o)->bytes == rounded(bytes));
 }
 
+/* All ranks' rows, of this micro-batch: what the rank's shard of each part has, as it is now. The
+ * first part writes all of the buffer, the others add theirs. */
+static void run_look_up(struct run *r, const struct instr *in)
+{
+    const struct program_spec *spec = &r->c->spec;
+    const struct operand *o = program_operand(in, ROLE_ROWS);
+    const struct operand *shard = program_operand(in, ROLE_SHARD);
+    int want = is_late(r) && !spec->units[in->unit].frozen;
+    CHECK(r, program_operand(in, ROLE_PARAM) == NULL && program_operand(in, ROLE_ACT_OUT) == NULL);
+    CHECK(r, in->op == OP_FORWARD && in->flags == FLAG_TRAINING && o != NULL && !shard->slice);
+    CHECK(r, shard->access == ACCESS_READ);
+    CHECK(r, flat(r, shard, in->unit, spec->param_dtype, false)->slice == want);
+    CHECK(r, buffer_of(r, o)->category == CATEGORY_IN_FLIGHT);
+    CHECK(r, buffer_of(r, o)->dtype == spec->param_dtype);
+    CHECK(r, buffer_of(r, o)->bytes == rounded(spec->train.slots[spec->units[in->unit].act_out] *
+                                               (size_t)spec->world_size));
+    CHECK(r, o->access == (in->unit == 0 ? ACCESS_WRITE : ACCESS_READ_WRITE));
+    CHECK(r, (r->v[o->buffer].writer == -1) == (in->unit == 0));
+    if (in->unit > 0)
+        run_written_by(r, o, OP_FORWARD, in->unit - 1);
+    CHECK(r, r->v[o->buffer].parts == (1u << in->unit) - 1);
+    r->v[o->buffer].parts |= 1u << in->unit;
+}
+
+static void run_reduce_rows(struct run *r, const struct instr *in)
+{
+    const struct program_spec *spec = &r->c->spec;
+    const struct operand *rows = program_operand(in, ROLE_ROWS);
+    const struct operand *out = program_operand(in, ROLE_ACT_OUT);
+    CHECK(r, looks_up_rows(r, in->unit) && in->stream == ON_REDUCE && in->flags == FLAG_ROWS);
+    run_written_by(r, rows, OP_FORWARD, writer_of_slot(spec, spec->units[in->unit].act_out));
+    CHECK(r, r->v[rows->buffer].parts == (1u << r->c->parts) - 1 && rows->access == ACCESS_READ);
+    CHECK(r, buffer_of(r, rows)->last == r->index && buffer_of(r, out)->first == r->index);
+    check_bytes(r, out, spec->train.slots[spec->units[in->unit].act_out]);
+}
+
 static void run_forward(struct run *r, const struct instr *in)
 {
     const struct program_spec *spec = &r->c->spec;
     const struct program_unit *u = &spec->units[in->unit];
     const struct operand *input = program_operand(in, ROLE_ACT_IN);
     const struct operand *out = program_operand(in, ROLE_ACT_OUT);
-    run_param_read(r, program_operand(in, ROLE_PARAM), in->unit);
     r->reads[in->unit]++;
+    if (looks_up_rows(r, in->unit)) {
+        run_look_up(r, in);
+        return;
+    }
+    CHECK(r, program_operand(in, ROLE_ROWS) == NULL && program_operand(in, ROLE_SHARD) == NULL);
+    run_param_read(r, program_operand(in, ROLE_PARAM), in->unit);
     if (u->tied >= 0)
         run_param_read(r, program_operand(in, ROLE_PARAM_TIED), u->tied);
     check_bytes(r, program_operand(in, ROLE_SAVED), micro_bytes(r)->units[in->unit].saved);
     check_bytes(r, program_operand(in, ROLE_SCRATCH),
                 micro_bytes(r)->units[in->unit].forward_scratch);
     if (u->act_in >= 0 && u->act_in != u->act_out)
-        run_written_by(r, input, OP_FORWARD, writer_of_slot(spec, u->act_in));
+        run_slot_read(r, input, u->act_in);
     if (in->op == OP_RECOMPUTE) {
         CHECK(r, spec->recompute && u->recompute && out == NULL);
         return;
@@ -239,14 +307,13 @@ static void run_backward(struct run *r, const struct instr *in)
     check_bytes(r, saved, spec->train.units[in->unit].saved);
     check_bytes(r, program_operand(in, ROLE_SCRATCH), spec->train.units[in->unit].backward_scratch);
     if (u->backward_reads_input)
-        run_written_by(r, program_operand(in, ROLE_ACT_IN), OP_FORWARD,
-                       writer_of_slot(spec, u->act_in));
+        run_slot_read(r, program_operand(in, ROLE_ACT_IN), u->act_in);
     if (in->unit < spec->unit_count - 1 && !u->by_rows)
         run_written_by(r, program_operand(in, ROLE_DACT_OUT), OP_BACKWARD,
                        reader_of_slot(spec, u->act_out));
     check_bytes(r, program_operand(in, ROLE_DACT_IN),
                 u->act_in >= 0 && u->act_in != u->act_out ? spec->train.slots[u->act_in] : 0);
-    if (u->by_rows)
+    if (u->by_rows && !u->frozen)
         run_gradient_by_rows(r, in, own);
     else
         run_gradient(r, program_operand(in, ROLE_GRAD), in->unit, in->flags & FLAG_ADD, own);
@@ -266,6 +333,10 @@ static unsigned full_sum(const struct program_spec *spec, int unit, int first, i
 
 static void run_reduce(struct run *r, const struct instr *in)
 {
+    if (in->flags & FLAG_ROWS) {
+        run_reduce_rows(r, in);
+        return;
+    }
     const struct program_spec *spec = &r->c->spec;
     bool every = program_reduce_policy(spec->reduce, spec->zero_stage) == REDUCE_PER_MICRO_BATCH;
     struct value from = *flat(r, program_operand(in, ROLE_GRAD), in->unit, DTYPE_F32, true);
@@ -312,7 +383,7 @@ static void run_update(struct run *r, const struct instr *in)
         CHECK(r, program_operand(in, ROLE_MASTER) == NULL);
     const struct operand *shard = program_operand(in, ROLE_SHARD);
     struct value *v = flat(r, shard, in->unit, spec->param_dtype, whole);
-    CHECK(r, shard->slice == (spec->zero_stage == 1 || spec->zero_stage == 2));
+    CHECK(r, shard->slice == (!whole && !is_partitioned(spec, in->unit)));
     v->slice++;
     if (whole || spec->world_size == 1)
         v->version = v->slice;
@@ -393,8 +464,8 @@ static void check_turn_end(struct run *r)
         } else if (b->category == CATEGORY_PARAMETERS || (b->carried && b->first >= 0)) {
             int want = updated && !spec->units[b->unit].frozen;
             CHECK(r, r->v[i].slice == want);
-            /* A shard at stage 3 has no whole. */
-            CHECK(r, spec->zero_stage == 3 && !b->carried ? true : r->v[i].version == want);
+            /* A shard has no whole. */
+            CHECK(r, (is_partitioned(spec, b->unit) && !b->carried) || r->v[i].version == want);
         }
     }
 }
@@ -532,22 +603,27 @@ static void check_collectives(const struct spec_case *c, const struct program *p
         bool trained = step && !spec->units[u].frozen, by_rows = spec->units[u].by_rows;
         int reduces = trained && !by_rows ? (every ? spec->micro_batches : 1) : 0;
         int gradients = trained && !by_rows && spec->zero_stage == 0;
-        int rows = step && by_rows ? spec->micro_batches : 0;
+        int rows = trained && by_rows ? spec->micro_batches : 0;
         for (int v = u + 1; v < c->parts; v++) /* once, for the part that comes first */
-            rows = spec->units[v].by_rows ? 0 : rows;
+            rows = spec->units[v].frozen ? rows : 0;
+        int looked_up = step && by_rows && spec->zero_stage > 0 && u == c->parts - 1;
+        looked_up *= spec->micro_batches;
         bool updated = step || (p->kind == PROGRAM_FLUSH && spec->update != UPDATE_EARLY);
-        int params =
-            updated && !spec->units[u].frozen && (spec->zero_stage == 1 || spec->zero_stage == 2);
-        if (spec->zero_stage == 3 && (step || p->kind == PROGRAM_EVALUATE))
-            params = uses_of_params(c, p->kind, u);
+        int params = updated && !spec->units[u].frozen && spec->zero_stage > 0;
+        if (is_partitioned(spec, u))
+            params = p->kind == PROGRAM_EVALUATE || (step && !by_rows)
+                         ? uses_of_params(c, p->kind, u)
+                         : 0;
         if (p->kind != PROGRAM_PROLOGUE)
             assert_int_equal(count_ops(p, OP_GATHER, u, 0), params);
         assert_int_equal(count_ops(p, OP_GATHER, u, FLAG_GRADIENT), gradients);
         assert_int_equal(count_ops(p, OP_REDUCE, u, 0), reduces);
         assert_int_equal(count_ops(p, OP_GATHER, u, FLAG_ROWS), rows);
+        assert_int_equal(count_ops(p, OP_REDUCE, u, FLAG_ROWS), looked_up);
         int64_t sent = spec->units[u].shard_numel * (spec->world_size - 1);
-        reduced += reduces * sent * 4;
-        gathered += rows * (int64_t)spec->train.slots[0] * (spec->world_size - 1);
+        int64_t slot = (int64_t)spec->train.slots[0] * (spec->world_size - 1);
+        reduced += reduces * sent * 4 + looked_up * slot;
+        gathered += rows * slot;
         gathered += gradients * sent * 4 + params * sent * (int64_t)dtype_bytes(spec->param_dtype);
     }
     if (p->kind == PROGRAM_PROLOGUE)
@@ -704,7 +780,7 @@ static void a_tables_backward_waits_for_no_reduction_of_the_last_blocks(void **s
             assert_ok(plan_build(&plan, &account, &c.spec));
             const struct program *p = &plan.programs[PROGRAM_STEP];
             for (int i = 0; i < p->instr_count; i++) {
-                if (p->instrs[i].flags & FLAG_ROWS)
+                if (p->instrs[i].op == OP_GATHER && p->instrs[i].flags & FLAG_ROWS)
                     assert_true(p->instrs[i].wait[ON_REDUCE] < read[0]);
                 if (p->instrs[i].op != OP_BACKWARD)
                     continue;
@@ -721,28 +797,78 @@ static void a_tables_backward_waits_for_no_reduction_of_the_last_blocks(void **s
         }
 }
 
-/* The checker sees a missing wait: of those of collectives nearly all are needed. */
+/* Nothing else is on its way for the look-up of a table: it waits for updates of the table, and its
+ * REDUCE for it alone. */
+static void a_tables_forward_waits_for_no_other_collective(void **state)
+{
+    static struct spec_case c;
+    (void)state;
+    for (int stage = 1; stage < 4; stage++)
+        for (int late = 0; late < 2; late++) {
+            struct plan plan = {0};
+            struct account account;
+            int tables = 0, reduces = 0;
+            spec_bert(&c, &spec_bert_large, DTYPE_BF16, stage, 4);
+            spec_by_rows(&c);
+            c.spec.update = late ? UPDATE_LATE : UPDATE_EARLY;
+            assert_ok(plan_build(&plan, &account, &c.spec));
+            const struct program *p = &plan.programs[PROGRAM_STEP];
+            for (int i = 0; i < p->instr_count && p->instrs[i].op != OP_BACKWARD; i++) {
+                const struct instr *in = &p->instrs[i];
+                if (in->op == OP_FORWARD && in->unit < c.parts) {
+                    assert_true(in->wait[ON_GATHER] == -1 && in->wait[ON_REDUCE] == -1);
+                    int update = in->wait[ON_UPDATE];
+                    assert_true((update >= 0) == late);
+                    if (late)
+                        assert_int_equal(p->instrs[update].unit, in->unit);
+                    tables++;
+                } else if (in->op == OP_REDUCE) {
+                    assert_true(in->wait[ON_GATHER] == -1 && in->wait[ON_REDUCE] == -1);
+                    assert_int_equal(p->instrs[in->wait[ON_COMPUTE]].unit, c.parts - 1);
+                    reduces++;
+                }
+            }
+            assert_true(tables == c.parts && reduces == 1);
+            plan_release(&plan);
+        }
+}
+
+/* The checker sees a missing wait: of those of collectives nearly all are needed, and all of a
+ * look-up for other ranks and of what brings them its rows. */
 static void a_wait_that_is_taken_away_is_found(void **state)
 {
     static struct spec_case c;
     struct program p = {0};
-    int found = 0, dropped = 0, with;
+    int with;
     (void)state;
-    spec_bert(&c, &(struct spec_sizes){4, 128, 256, 2, 300, 64, 16, 100000}, DTYPE_F32, 3, 4);
-    c.spec.micro_batches = 2;
-    assert_ok(program_build(&p, PROGRAM_STEP, &c.spec));
-    for (int i = 0; i < p.instr_count; i++)
-        for (int s = 0; s < PROGRAM_STREAMS; s++) {
-            int kept = p.instrs[i].wait[s];
-            if (kept < 0 || s == (int)p.instrs[i].stream)
-                continue;
-            dropped++;
-            p.instrs[i].wait[s] = -1;
-            found += program_first_race(&p, ORDER_STREAMS, false, &with) >= 0;
-            p.instrs[i].wait[s] = kept;
-        }
-    print_message("%d of %d missing waits are races\n", found, dropped);
-    assert_true(dropped > 40 && found > dropped / 2);
+    for (int by_rows = 0; by_rows < 2; by_rows++) {
+        int found = 0, dropped = 0, of_rows = 0;
+        spec_bert(&c, &(struct spec_sizes){4, 128, 256, 2, 300, 64, 16, 20000}, DTYPE_F32, 3, 4);
+        c.spec.micro_batches = 2;
+        if (by_rows)
+            spec_by_rows(&c);
+        assert_ok(program_build(&p, PROGRAM_STEP, &c.spec));
+        for (int i = 0; i < p.instr_count; i++)
+            for (int s = 0; s < PROGRAM_STREAMS; s++) {
+                struct instr *in = &p.instrs[i];
+                int kept = in->wait[s];
+                if (kept < 0 || s == (int)in->stream)
+                    continue;
+                /* The second micro-batch is behind the first. */
+                bool needed = program_operand(in, ROLE_ROWS) != NULL && in->op != OP_BACKWARD &&
+                              (in->op != OP_FORWARD || in->micro_batch == 0);
+                dropped++;
+                in->wait[s] = -1;
+                bool race = program_first_race(&p, ORDER_STREAMS, false, &with) >= 0;
+                in->wait[s] = kept;
+                found += race;
+                of_rows += needed;
+                assert_true(race || !needed);
+            }
+        print_message("%d of %d missing waits are races\n", found, dropped);
+        assert_true(dropped > 40 && found > dropped / 2);
+        assert_true(by_rows ? of_rows >= c.parts + 2 : of_rows == 0);
+    }
     program_release(&p);
 }
 
@@ -780,8 +906,9 @@ static void at_most_prefetch_and_two_units_are_gathered_at_once(void **state)
     }
 }
 
-/* No gradient of a whole table but at stage 0, where it is the reduced one; and the rows, once. */
-static void tables_by_rows_have_no_whole_gradients(void **state)
+/* No gradient of a whole table but at stage 0, where it is the reduced one, nor from stage 1 on the
+ * table whole; and the rows, once a direction. */
+static void tables_by_rows_are_nowhere_whole_in_a_step(void **state)
 {
     static struct spec_case c;
     (void)state;
@@ -798,17 +925,21 @@ static void tables_by_rows_have_no_whole_gradients(void **state)
             for (int i = 0; i < p->buffer_count; i++) {
                 const struct buffer *b = &p->buffers[i];
                 size_t shard = rounded((size_t)c.units[0].shard_numel * sizeof(float));
-                if (b->unit >= c.parts || b->unit < 0 || b->persistent ||
-                    b->category == CATEGORY_ACTIVATIONS)
+                if (b->unit >= c.parts || b->unit < 0 || b->category == CATEGORY_ACTIVATIONS)
+                    continue;
+                if (b->category == CATEGORY_PARAMETERS)
+                    assert_int_equal(b->bytes, unit_bytes_of(&c, b->unit, DTYPE_BF16, stage == 0));
+                if (b->persistent)
                     continue;
                 if (b->dtype == DTYPE_F32) {
                     assert_int_equal(b->category, CATEGORY_GRADIENTS);
                     assert_true(stage == 0 ? b->bytes > shard : b->bytes <= shard);
-                } else if (b->category == CATEGORY_IN_FLIGHT && b->micro_batch >= 0) {
+                } else {
+                    assert_true(b->category == CATEGORY_IN_FLIGHT && b->micro_batch >= 0);
                     rows += b->bytes;
                 }
             }
-            assert_int_equal(rows, micro_batches * 4 * c.train_slots[0]);
+            assert_int_equal(rows, micro_batches * (stage == 0 ? 1 : 2) * 4 * c.train_slots[0]);
             plan_release(&plan);
         }
 }
@@ -896,15 +1027,17 @@ static void bad_specs_are_errors(void **state)
     REFUSED(units[3].tied, 4, "unit 3 is tied to unit 4");
     REFUSED(units[0].backward_reads_input, true, "unit 0 has no input to keep");
     REFUSED(units[2].act_in, 0, "units 1 and 2 both read slot 0");
-    REFUSED(units[1].by_rows, true, "unit 1 is reduced by rows, and no look-up table");
+    REFUSED(units[1].by_rows, true, "unit 1 is moved by rows, and no look-up table");
     spec_bert(&c, &sizes, DTYPE_F32, 3, 2);
     spec_by_rows(&c);
     c.units[2].tied = 0;
     assert_fails(program_build(&p, PROGRAM_STEP, &c.spec), ST_INVALID,
-                 "unit 2 is tied to unit 0, which is reduced by rows");
-    c.units[2].tied = -1;
-    c.units[0].frozen = true;
-    assert_fails(program_build(&p, PROGRAM_STEP, &c.spec), ST_INVALID, "no look-up table that is");
+                 "unit 2 is tied to unit 0, which is moved by rows");
+    spec_bert(&c, &(struct spec_sizes){1, 8, 8, 1, 20, 8, 8, 80}, DTYPE_F32, 1, 2);
+    spec_by_rows(&c);
+    c.units[0].by_rows = false;
+    assert_fails(program_build(&p, PROGRAM_STEP, &c.spec), ST_INVALID,
+                 "units 0 and 1 write slot 0, one of them by rows");
 #undef REFUSED
     spec_bert(&c, &sizes, DTYPE_F32, 2, 2);
     c.spec.reduce = REDUCE_PER_STEP;
@@ -939,10 +1072,11 @@ int main(void)
         cmocka_unit_test(conflicting_accesses_are_ordered_on_streams_and_in_one_thread),
         cmocka_unit_test(a_first_use_waits_for_the_last_uses_of_its_memory),
         cmocka_unit_test(a_tables_backward_waits_for_no_reduction_of_the_last_blocks),
+        cmocka_unit_test(a_tables_forward_waits_for_no_other_collective),
         cmocka_unit_test(a_wait_that_is_taken_away_is_found),
         cmocka_unit_test(collectives_are_those_of_the_stage),
         cmocka_unit_test(at_most_prefetch_and_two_units_are_gathered_at_once),
-        cmocka_unit_test(tables_by_rows_have_no_whole_gradients),
+        cmocka_unit_test(tables_by_rows_are_nowhere_whole_in_a_step),
         cmocka_unit_test(b46_b47_memory_does_not_grow_with_accumulation_at_stages_2_and_3),
         cmocka_unit_test(more_prefetch_than_uses_gathers_all_once_and_ahead),
         cmocka_unit_test(operands_are_found_by_role),

@@ -456,15 +456,16 @@ static void collectives_slow_compute_by_their_speed(void **state)
     program_release(&p);
 }
 
-/* The rows of all ranks are gathered once; BACKWARD reads those of the tokens that a rank owns, its
- * part or (stage 0) all, and writes as much of the gradient. */
+/* The rows of all ranks are reduced (from stage 1 on) and gathered once. FORWARD reads and writes
+ * those of the tokens that a rank owns, and the first part writes the others too; BACKWARD reads
+ * them, its part or (stage 0) all, and writes as much of the gradient. */
 static void tables_by_rows_take_their_rows_and_the_gradient_that_a_rank_has(void **state)
 {
     static struct spec_case c;
     struct program p = {0};
     (void)state;
     for (int stage = 0; stage < 2; stage++) {
-        int gathers = 0, tables = 0, part = stage == 0 ? 4 : 1;
+        int gathers = 0, reduces = 0, tables = 0, forwards = 0, part = stage == 0 ? 4 : 1;
         spec_bert(&c, &spec_bert_base, DTYPE_BF16, stage, 4);
         spec_by_rows(&c);
         assert_ok(program_build(&p, PROGRAM_STEP, &c.spec));
@@ -475,7 +476,15 @@ static void tables_by_rows_take_their_rows_and_the_gradient_that_a_rank_has(void
             double got = seconds_of(&p, in, &rates, one_node(4));
             if (in->flags & FLAG_ROWS) {
                 CLOSE(got, 1e-6 + 5e-6 + 3 * (2e-6 + rows / 10e9));
-                gathers++;
+                gathers += in->op == OP_GATHER;
+                reduces += in->op == OP_REDUCE;
+            } else if (in->op == OP_FORWARD && in->unit < c.parts) {
+                double moved = in->unit == 0 ? 5 * rows : 2 * rows;
+                if (stage == 0)
+                    moved = work[in->unit].forward.bytes;
+                CLOSE(got, work[in->unit].forward.product_flops / 1e14 + 1e9 / 1e13 + 3e-6 +
+                               moved / 1e12);
+                forwards++;
             } else if (in->op == OP_BACKWARD && in->unit < c.parts) {
                 double grad = 4 * (double)c.units[in->unit].shard_numel;
                 CLOSE(got, work[in->unit].backward.product_flops / 1e14 + 2e9 / 1e13 + 2 * 3e-6 +
@@ -483,7 +492,8 @@ static void tables_by_rows_take_their_rows_and_the_gradient_that_a_rank_has(void
                 tables++;
             }
         }
-        assert_true(gathers == 1 && tables == c.parts && tables > 1);
+        assert_true(gathers == 1 && reduces == stage && tables > 1);
+        assert_true(tables == c.parts && forwards == c.parts);
     }
     program_release(&p);
 }

@@ -412,7 +412,7 @@ static int release_traces(void **state)
 }
 
 /* Three questions on eight ranks: five of them compute zero rows and join every collective. Where
- * tables are reduced by rows, there is a second micro-batch with no rows at all. */
+ * tables are moved by rows, there is a second micro-batch with no rows at all. */
 static void ranks_without_samples_train_along(void **state)
 {
     (void)state;

@@ -63,6 +63,7 @@ static struct run_config tiny(const char *out)
         run_tiny_with(&scratch, (struct tiny_run){.ranks = 3, .stage = 2, .steps = 3});
     scratch_path(&scratch, c.output.dir, out);
     c.train.micro_batch = 4;
+    c.train.tables = TABLES_ROWS;
     c.optim.schedule = SCHEDULE_CONSTANT;
     c.optim.warmup_steps = 1;
     return c;

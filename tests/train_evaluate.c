@@ -21,6 +21,7 @@ static struct run_config tiny(int ranks, int stage, int64_t steps)
     c.train.ranks = ranks;
     c.train.zero_stage = stage;
     c.train.steps = steps;
+    c.train.tables = stage > 0 ? TABLES_ROWS : TABLES_WHOLE; /* gathered to evaluate */
     c.data.version_2 = true;
     scratch_path(&scratch, c.data.eval, "train.json");
     return c;

@@ -78,6 +78,19 @@ static void stages_are_bit_equal_on_1_to_4_ranks(void **state)
             compare_stages(ranks, 1, NULL);
 }
 
+/* A third of a table begins and ends within a row. */
+static void stages_are_bit_equal_with_tables_by_rows_on_3_ranks(void **state)
+{
+    (void)state;
+    for (int64_t accum = 1; accum <= 2; accum++) {
+        struct run_config c = tiny(3, 0, accum, 3);
+        c.train.tables = TABLES_ROWS;
+        compare_stages(3, accum, &c);
+        c.train.max_unit_numel = 1 << 20; /* in one part */
+        compare_stages(3, accum, &c);
+    }
+}
+
 static void b49_stages_are_bit_equal_with_accumulation(void **state)
 {
     (void)state;
@@ -130,18 +143,20 @@ static int64_t count_collectives(const struct trainer *t, enum program_op op, un
     return n;
 }
 
-/* Collectives of a step that are about tables: gathers of rows, and those of whole gradients. */
+/* Collectives of a step that are about tables: of rows of gradients, and of the table; and those of
+ * whole gradients and tables. */
 struct table_collectives {
-    int64_t rows, whole;
+    int64_t rows, looked_up, whole;
 };
 
 static void count_table_collectives(void *context, struct trainer *t)
 {
     struct table_collectives *of = context;
     if (t->comm->rank == 0)
-        *of = (struct table_collectives){count_collectives(t, OP_GATHER, FLAG_ROWS),
-                                         count_collectives(t, OP_REDUCE, 0) +
-                                             count_collectives(t, OP_GATHER, FLAG_GRADIENT)};
+        *of = (struct table_collectives){
+            count_collectives(t, OP_GATHER, FLAG_ROWS), count_collectives(t, OP_REDUCE, FLAG_ROWS),
+            count_collectives(t, OP_REDUCE, 0) + count_collectives(t, OP_GATHER, 0) +
+                count_collectives(t, OP_GATHER, FLAG_GRADIENT)};
 }
 
 /* The sum over ranks has another order than that of whole gradients, and no more. */
@@ -161,7 +176,8 @@ static void tables_by_rows_are_close_to_whole_ones(void **state)
             run_ok(&other, &c,
                    &(struct run_how){.at_start = count_table_collectives, .context = &rows});
             assert_true(rows.rows == accum && rows.whole == 0);
-            assert_true(whole.rows == 0 && whole.whole > 0);
+            assert_true(rows.looked_up == (stage > 0 ? accum : 0));
+            assert_true(whole.rows == 0 && whole.looked_up == 0 && whole.whole > 0);
             run_close(&first, &other, 1e-5, 1e-6, "tables by rows and whole");
             for (int i = 0; i < 6; i++) {
                 double a = first.step[0][i].grad_norm, b = other.step[0][i].grad_norm;
@@ -206,14 +222,19 @@ static void prefetch_depth_changes_no_bit(void **state)
 {
     (void)state;
     static const int depths[] = {0, 2, 5, 64};
-    struct run_config c = tiny(3, 3, 2, 3);
-    c.train.prefetch = 1;
-    run_ok(&first, &c, NULL);
-    for (size_t i = 0; i < sizeof depths / sizeof *depths; i++) {
-        char what[32];
-        c.train.prefetch = depths[i];
-        snprintf(what, sizeof what, "prefetch %d", depths[i]);
-        run_and_compare(&c, NULL, what);
+    for (int way = 0; way < 4; way++) {
+        struct run_config c = tiny(3, 3, 2, 3);
+        c.train.prefetch = 1;
+        c.train.tables = way % 2 ? TABLES_ROWS : TABLES_WHOLE;
+        c.train.update = way / 2 ? UPDATE_EARLY : UPDATE_LATE;
+        run_ok(&first, &c, NULL);
+        for (size_t i = 0; i < sizeof depths / sizeof *depths; i++) {
+            char what[64];
+            c.train.prefetch = depths[i];
+            snprintf(what, sizeof what, "prefetch %d, way %d", depths[i], way);
+            run_and_compare(&c, NULL, what);
+        }
+        run_release(&first);
     }
 }
 
@@ -310,6 +331,22 @@ static void frozen_parameters_stay_and_stages_are_bit_equal(void **state)
     }
     assert_int_equal(frozen, other.unit_count - 3); /* left: two blocks and the head */
     assert_int_equal(moved, 3);
+}
+
+/* A frozen part is looked up by rows as the others are, and its BACKWARD makes nothing. */
+static void a_frozen_part_of_a_table_by_rows_changes_no_bit_between_stages(void **state)
+{
+    (void)state;
+    for (int part = 0; part < 3; part++) {
+        struct run_config c = tiny(3, 0, 2, 3);
+        c.train.tables = TABLES_ROWS;
+        snprintf(c.train.freeze, sizeof c.train.freeze, "bert.embeddings.word_embeddings.weight.%d",
+                 part);
+        compare_stages(3, 2, &c);
+        run_ok(&first, &c, NULL);
+        assert_true(first.unit[part].m == NULL && first.unit[(part + 1) % 3].m != NULL);
+        run_release(&first);
+    }
 }
 
 /* Which unit a row belongs to changes no value; only the norm's sum has another order. */
@@ -554,6 +591,7 @@ int main(void)
     /* First those with the most to find for a thread sanitizer, which runs no others. */
     const struct CMUnitTest tests[] = {
         TEST(stages_are_bit_equal_on_1_to_4_ranks),
+        TEST(stages_are_bit_equal_with_tables_by_rows_on_3_ranks),
         TEST(b49_stages_are_bit_equal_with_accumulation),
         TEST(b58_a_slow_rank_changes_no_bit),
         TEST(b43_one_rank_with_an_inf_makes_all_skip_that_step),
@@ -570,6 +608,7 @@ int main(void)
         TEST(b53_two_runs_are_bit_identical),
         TEST(the_poisoned_arena_changes_no_bit_and_no_stage),
         TEST(frozen_parameters_stay_and_stages_are_bit_equal),
+        TEST(a_frozen_part_of_a_table_by_rows_changes_no_bit_between_stages),
         TEST(split_tables_change_no_loss),
         TEST(b50_an_uneven_batch_is_divided_by_its_own_count),
         TEST(an_epoch_ends_with_a_short_step),

@@ -8,7 +8,7 @@ usage: bench/gpu/check.py [--gpus N] [--budget SECONDS] [--only WORD]... [--out 
   bits     stages 0-3 have the same losses, norms and final evaluation to the last bit, as have
            overlap on and off, graphs on and off, early launches on and off, any prefetch,
            recomputation, a second run, and a traced run; with one micro-batch a step and with two;
-           with tables reduced by rows and (fp32) whole; on 1, 2, 4, ... GPUs
+           with tables moved by rows and (fp32) whole; on 1, 2, 4, ... GPUs
   curve    bf16 stays within a band of the CPU's fp32 curve over 300 steps of real questions
   resume   steps, a checkpoint, a resume and steps again = the steps at one go, to the last bit;
            on another world and stage nearly; the best weights exported answer as they did

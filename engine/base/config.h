@@ -61,7 +61,7 @@ struct run_config {
         int64_t epochs, steps; /* steps -1: epochs decide; 0: evaluate only */
         int64_t seed;
         enum reduce_policy reduce;
-        enum table_policy tables;  /* how their gradients are reduced */
+        enum table_policy tables;  /* how they move between ranks */
         enum update_policy update; /* late: under the next step's forward pass */
         enum recompute_policy recompute;
         int64_t prefetch; /* units gathered ahead of use; 0 = none */

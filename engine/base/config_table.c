@@ -117,11 +117,12 @@ const struct config_field config_fields[] = {
     CHOICE(train, reduce, reduce_names, REDUCE_AUTO,
            "When gradients are reduced; auto: per_step at stages 0 and 1, per_micro_batch at 2 and "
            "3."),
-    CHOICE(
-        train, tables, tables_names, TABLES_AUTO,
-        "How gradients of the word table are reduced; rows: all ranks' rows are gathered, and each "
-        "sums what it owns; whole: as all others; auto: what sends less. Changes the order of "
-        "sums."),
+    CHOICE(train, tables, tables_names, TABLES_AUTO,
+           "How the word table moves between ranks; rows: those of a step's tokens, in forward "
+           "(stages "
+           "1 to 3) and their gradients in backward, which each rank sums where it owns them; "
+           "whole: as "
+           "all others; auto: what sends less at stages 1 and 2. Changes the order of sums."),
     CHOICE(train, update, update_names, UPDATE_AUTO,
            "When AdamW runs; late: under the next forward pass; early: at the end of its step; "
            "auto: late unless that needs 1% more memory."),

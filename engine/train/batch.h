@@ -6,7 +6,7 @@
  *
  *     block = [ micro-batch 0: cu_seqlens | kv_len | sample | start | end | token | ... ][ 1 ][ 2 ]
  *
- * Where tables are reduced by rows, a rank has the tokens of all ranks' rows too. It knows all
+ * Where tables are moved by rows, a rank has the tokens of all ranks' rows too. It knows all
  * samples and who gets which, so it fills them in itself, and nobody sends them.
  *
  * Packed: sequences lie end to end, rows behind the last one belong to none. Padded: every sequence

@@ -137,7 +137,7 @@ struct shard_view {
     int64_t numel;
     float *adam_m, *adam_v;             /* fp32; NULL for a frozen unit */
     float *adam_m_whole, *adam_v_whole; /* replicated, or NULL */
-    void *param_whole;   /* replicated parameters (param_dtype), or NULL at stage 3 */
+    void *param_whole;   /* replicated parameters (param_dtype), or NULL: partitioned */
     void *param_shard;   /* this rank's slice of them, or the shard */
     float *master;       /* param_shard, if it is fp32; else NULL: it and these together */
     uint16_t *low;       /* the lower halves of master weights (engine/ops/master.h) */

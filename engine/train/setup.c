@@ -53,21 +53,47 @@ static void size_units(const struct setup *s, struct unit_bytes *units, size_t *
         slots[i] = (size_t)l->rows * (size_t)m->slots[i].columns * dtype_bytes(m->slots[i].dtype);
 }
 
-/* Is the table that writes a slot reduced by rows? In a step a rank then sends its rows of the
- * slot's gradient, else its part of the table's, to each of the others. Stage 0 sends its part of
- * the sum, too, but all stages choose alike: they have the same losses to the bit. */
+/* A look-up table: all units that write @slot. */
+struct table {
+    bool only_rows; /* they are look-up tables, and no unit is tied to one */
+    double numel_trained;
+};
+
+static struct table table_of(const struct setup *s, int slot)
+{
+    const struct model *m = &s->model;
+    struct table table = {.only_rows = true};
+    for (int u = 0; u < m->unit_count; u++) {
+        if (m->units[u].act_out != slot)
+            continue;
+        table.only_rows = table.only_rows && model_only_looked_up(m, u);
+        if (!s->units[u].frozen)
+            table.numel_trained += (double)model_unit_numel(m, u);
+    }
+    return table;
+}
+
+/*
+ * Does a table move by rows? A rank then sends as much as its rows of the slot and of its gradient
+ * to each of the others, for each micro-batch; else its part of the table's gradient and, once a
+ * step at stages 1 and 2, of the parameters. Stage 3 sends these as often or more, and stage 0 sums
+ * in fp32 in their place, and of rows those of the gradient alone. So where rows are less at stages
+ * 1 and 2 they are less at all; and all choose alike, for they have the same losses to the bit.
+ */
 static bool moves_by_rows(const struct setup *s, const struct run_config *config, int slot,
                           int zero_stage)
 {
-    const struct model *m = &s->model;
-    double rows = (double)s->train_slots[slot] * s->layout.world_size, table = 0;
-    for (int u = 0; u < m->unit_count; u++)
-        if (m->units[u].look_up && m->units[u].act_out == slot && !s->units[u].frozen)
-            table += (double)model_unit_numel(m, u) * sizeof(float);
+    struct table table = table_of(s, slot);
+    double accum = (double)config->train.grad_accum, reductions = accum;
     if (program_reduce_policy(config->train.reduce, zero_stage) == REDUCE_PER_STEP)
-        rows *= (double)config->train.grad_accum; /* while the table's are summed up first */
+        reductions = 1; /* the gradient is summed up first */
+    double rows = 2 * accum * (double)s->train_slots[slot] * s->layout.world_size;
+    double whole = table.numel_trained *
+                   (reductions * (double)sizeof(float) + (double)dtype_bytes(s->model.param_dtype));
+    if (s->layout.world_size == 1 || !table.only_rows || table.numel_trained == 0)
+        return false;
     return config->train.tables == TABLES_ROWS ||
-           (config->train.tables == TABLES_AUTO && rows < table);
+           (config->train.tables == TABLES_AUTO && rows < whole);
 }
 
 /* And then a rank's batch has all ranks' tokens. */
@@ -75,9 +101,7 @@ static void choose_rows(struct setup *s, const struct run_config *config, int ze
 {
     const struct model *m = &s->model;
     for (int u = 0; u < m->unit_count; u++) {
-        s->units[u].by_rows = s->layout.world_size > 1 && !s->units[u].frozen &&
-                              model_only_looked_up(m, u) &&
-                              moves_by_rows(s, config, m->units[u].act_out, zero_stage);
+        s->units[u].by_rows = moves_by_rows(s, config, m->units[u].act_out, zero_stage);
         if (s->units[u].by_rows)
             s->train_batch.ranks = s->layout.world_size;
     }
@@ -131,14 +155,24 @@ static struct op_limits op_limits(const struct setup *s, const struct run_config
     };
 }
 
+/* What a rank gets of a unit's reduce_scatter: its shard of the gradient, or its rows. */
+static int64_t reduced_numel(const struct setup *s, int unit, int zero_stage)
+{
+    const struct model_slot *slot = &s->model.slots[s->units[unit].act_out];
+    if (s->units[unit].by_rows)
+        return zero_stage > 0 ? s->train_batch.rows * slot->columns : 0;
+    return s->layout.units[unit].frozen ? 0 : s->layout.units[unit].shard_numel;
+}
+
 /* For the largest reduce_scatter of a step. */
-static size_t staging_bytes(const struct setup *s, const struct run_config *config, int world_size)
+static size_t staging_bytes(const struct setup *s, const struct run_config *config, int world_size,
+                            int zero_stage)
 {
     int64_t largest = 0;
-    for (int u = 0; u < s->layout.unit_count; u++)
-        if (!s->layout.units[u].frozen && !s->units[u].by_rows &&
-            s->layout.units[u].shard_numel > largest)
-            largest = s->layout.units[u].shard_numel;
+    for (int u = 0; u < s->layout.unit_count; u++) {
+        int64_t numel = reduced_numel(s, u, zero_stage);
+        largest = numel > largest ? numel : largest;
+    }
     return comm_staging_bytes(config->train.comm, world_size, largest);
 }
 
@@ -176,7 +210,7 @@ enum status setup_init(struct setup *s, const struct run_config *config,
         .workspace_bytes = op_workspace_bytes(device, &limits),
         .update_workspace_bytes = UPDATE_WORKSPACE_BYTES,
         .side_workspace_bytes = op_side_workspace_bytes(device, &limits),
-        .staging_bytes = staging_bytes(s, config, world_size),
+        .staging_bytes = staging_bytes(s, config, world_size, zero_stage),
     };
 out:
     if (st != ST_OK)

@@ -94,7 +94,7 @@ static size_t packing_loss(const struct account *a)
     return a->arena_bytes - a->live_peak_bytes;
 }
 
-/* How gradients of the word table are reduced, as train.tables says it. */
+/* How the word table moves between ranks, as train.tables says it. */
 static const char *tables_of(const struct stage_plans *p, int stage)
 {
     const struct program *step = &p->plan[stage].programs[PROGRAM_STEP];

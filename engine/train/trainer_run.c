@@ -14,7 +14,7 @@
 
 /* ---- steps ---- */
 
-/* Tokens of all ranks' rows, for tables that are reduced by rows. */
+/* Tokens of all ranks' rows, for tables that are moved by rows. */
 static void fill_ranks(struct trainer *t, struct step_slot *slot, int m)
 {
     const struct batch_layout *l = &t->setup.train_batch;

@@ -128,7 +128,7 @@ int program_life_end(const struct program *p, int buffer, int unit_count)
                 last = i;
     if (p->buffers[buffer].carried && p->kind == PROGRAM_FLUSH)
         return last < 0 ? last : p->instr_count - 1;
-    if (last < 0 || p->instrs[last].op != OP_REDUCE)
+    if (last < 0 || p->instrs[last].op != OP_REDUCE || p->instrs[last].flags & FLAG_ROWS)
         return last;
     for (int i = p->instr_count - 1; i > last; i--) {
         const struct instr *in = &p->instrs[i];

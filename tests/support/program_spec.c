@@ -144,10 +144,9 @@ void spec_random(struct spec_case *c, uint64_t *random)
     for (int u = 0; u < p->unit_count; u++)
         c->units[u].frozen = freeze == 3 || (freeze == 2 && below(random, 2));
     c->units[below(random, p->unit_count)].frozen = false;
-    bool by_rows = below(random, 2); /* all parts that may be */
-    for (int u = 0; u < c->parts; u++)
-        c->units[u].by_rows =
-            by_rows && !c->units[u].frozen && c->units[p->unit_count - 1].tied != u;
+    bool by_rows = below(random, 2) && c->units[p->unit_count - 1].tied < 0;
+    if (by_rows)
+        spec_by_rows(c);
 }
 
 const char *spec_text(const struct spec_case *c)
@@ -160,8 +159,7 @@ const char *spec_text(const struct spec_case *c)
                      p->zero_stage, p->world_size, p->micro_batches, p->prefetch, p->recompute,
                      (int)p->reduce, p->update == UPDATE_EARLY ? "early" : "late",
                      dtype_name(p->param_dtype), p->unit_count, c->parts,
-                     c->units[p->unit_count - 1].tied,
-                     c->units[0].by_rows || c->units[c->parts - 1].by_rows);
+                     c->units[p->unit_count - 1].tied, c->units[0].by_rows);
     for (int u = 0; u < p->unit_count && n < (int)sizeof text - 8; u++)
         if (c->units[u].frozen)
             n += snprintf(text + n, sizeof text - (size_t)n, " %d", u);

@@ -34,7 +34,7 @@ extern const struct spec_sizes spec_bert_base, spec_bert_large;
 void spec_bert(struct spec_case *c, const struct spec_sizes *sizes, enum dtype param_dtype,
                int zero_stage, int world_size);
 
-/** spec_by_rows() - reduce the word table by rows. */
+/** spec_by_rows() - move the word table by rows. */
 void spec_by_rows(struct spec_case *c);
 
 /** spec_random() - small random sizes, stage, world, policies, frozen and tied units, tables by
