@@ -29,15 +29,13 @@ static struct run_config tiny(int ranks, int stage, int64_t steps)
 
 static int make_data(void **state)
 {
-    (void)state;
-    scratch_make(&scratch);
-    run_make_data(&scratch, "train.json",
-                  (struct made_questions){.count = QUESTIONS,
-                                          .min_words = 4,
-                                          .max_words = 80,
-                                          .question_words = 4,
-                                          .impossible_every = 4,
-                                          .seed = 31});
+    struct made_questions q = {.count = QUESTIONS,
+                               .min_words = 4,
+                               .max_words = 80,
+                               .question_words = 4,
+                               .impossible_every = 4,
+                               .seed = 31};
+    run_set_up(state, &scratch, &q, NULL);
     struct run_config c = tiny(1, 0, 150);
     c.train.micro_batch = 8;
     c.optim.lr = 5e-3;
@@ -49,10 +47,8 @@ static int make_data(void **state)
 
 static int remove_data(void **state)
 {
-    (void)state;
     run_release(&trained);
-    scratch_remove(&scratch);
-    return 0;
+    return run_tear_down(state);
 }
 
 static int release_traces(void **state)

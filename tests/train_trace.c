@@ -23,21 +23,16 @@ static struct {
 
 static int make_data(void **state)
 {
-    (void)state;
     struct made_questions q = {
         .count = 30, .min_words = 5, .max_words = 90, .question_words = 4, .seed = 21};
-    scratch_make(&scratch);
-    run_make_data(&scratch, "train.json", q);
-    return 0;
+    return run_set_up(state, &scratch, &q, NULL);
 }
 
 static int remove_data(void **state)
 {
-    (void)state;
     run_release(&plain);
     run_release(&traced);
-    scratch_remove(&scratch);
-    return 0;
+    return run_tear_down(state);
 }
 
 static void ask(void *context, struct trainer *t)

@@ -2,6 +2,7 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "engine/base/arena.h"
@@ -157,6 +158,7 @@ int run_set_up(void **state, struct scratch *scratch, const struct made_question
                const struct made_questions *eval)
 {
     *state = scratch;
+    setenv("HWLOC_COMPONENTS", "-linux:pci", 0);
     scratch_make(scratch);
     run_make_data(scratch, "train.json", *train);
     if (eval != NULL)

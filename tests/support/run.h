@@ -53,7 +53,10 @@ struct run_config run_tiny_with(const struct scratch *scratch, struct tiny_run w
 struct run_config run_planned(void);
 
 /** run_set_up() - for a group's set-up: make the folder and, in it, train.json and eval.json.
- * @state: takes @scratch, for run_tear_down(); @eval: NULL: no such file. Return: 0. */
+ * @state: takes @scratch, for run_tear_down(); @eval: NULL: no such file. Return: 0.
+ *
+ * From then on hwloc does not look for PCI devices (HWLOC_COMPONENTS): ranks on the CPU need none,
+ * and where the machine is virtual that takes longer than a short run. */
 int run_set_up(void **state, struct scratch *scratch, const struct made_questions *train,
                const struct made_questions *eval);
 
