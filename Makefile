@@ -197,12 +197,12 @@ test: deps
 	+@$(AGAIN) run-tests
 
 run-tests: tests
-	@TESSERA=./$(BINARY) scripts/run-tests.sh $(BUILD) $(TESTS)
+	@TESSERA=./$(BINARY) scripts/run-tests.py $(BUILD) $(TESTS)
 
 # What is killed 20 times or fewer in `make test` is killed 200 times here.
 TEST_KILLS ?= 200
 soak: $(BUILD)/tests/train_resume_killed $(BUILD)/tests/io_checkpoint_crash $(BINARY)
-	@TESSERA=./$(BINARY) TEST_KILLS=$(TEST_KILLS) TEST_TIMEOUT=7200 scripts/run-tests.sh $(BUILD) $(filter $(BUILD)/tests/%,$^)
+	@TESSERA=./$(BINARY) TEST_KILLS=$(TEST_KILLS) TEST_TIMEOUT=7200 scripts/run-tests.py $(BUILD) $(filter $(BUILD)/tests/%,$^)
 	@grep -h 'kill' $(BUILD)/test-logs/train_resume_killed.log $(BUILD)/test-logs/io_checkpoint_crash.log | grep -v '^\['
 
 bench: $(BENCHES) $(BINARY)

@@ -258,7 +258,7 @@ def cases_in_readme(files, write):
 
 
 def check_test_lists(files):
-    for path in ("tests/sanitize.txt", "tests/tsan.txt"):
+    for path in ("tests/alone.txt", "tests/sanitize.txt", "tests/tsan.txt"):
         if path not in files:
             finding(path, None, "is missing")
             continue
