@@ -152,16 +152,29 @@ static struct simulate_work of_look_up(const struct program *p, const struct ins
     return of_pass(&pass, rates);
 }
 
-/* BACKWARD of a table by rows: it reads the rows whose tokens this rank owns, its part of them or
- * (stage 0) all, and writes its gradient. */
+static double table_grad_bytes(const struct program *p, const struct instr *in, int world_size)
+{
+    const struct operand *whole = program_operand(in, ROLE_GRAD);
+    return operand_bytes(p, whole != NULL ? whole : program_operand(in, ROLE_GRAD_SHARD),
+                         world_size);
+}
+
+/* BACKWARD of a part of a table by rows: it reads the rows whose tokens lie in the part and, but at
+ * stage 0, are this rank's, and writes its gradient. Tokens are taken to lie all over the table. */
 static struct simulate_work of_rows(const struct program *p, const struct instr *in,
                                     const struct simulate_rates *rates, int world_size)
 {
     struct pass_work pass = rates->units[in->unit].backward;
-    const struct operand *whole = program_operand(in, ROLE_GRAD);
-    const struct operand *grad = whole != NULL ? whole : program_operand(in, ROLE_GRAD_SHARD);
-    double rows = operand_bytes(p, program_operand(in, ROLE_ROWS), world_size);
-    pass.bytes = (whole != NULL ? rows : rows / world_size) + operand_bytes(p, grad, world_size);
+    const struct operand *gathered = program_operand(in, ROLE_ROWS);
+    double grad = table_grad_bytes(p, in, world_size), table = 0;
+    for (int i = 0; i < p->instr_count; i++) {
+        const struct operand *o = program_operand(&p->instrs[i], ROLE_ROWS);
+        if (p->instrs[i].op == OP_BACKWARD && o != NULL && o->buffer == gathered->buffer)
+            table += table_grad_bytes(p, &p->instrs[i], world_size);
+    }
+    double rows = operand_bytes(p, gathered, world_size) * grad / table;
+    bool whole = program_operand(in, ROLE_GRAD) != NULL;
+    pass.bytes = (whole ? rows : rows / world_size) + grad;
     return of_pass(&pass, rates);
 }
 

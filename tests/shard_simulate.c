@@ -457,8 +457,9 @@ static void collectives_slow_compute_by_their_speed(void **state)
 }
 
 /* The rows of all ranks are reduced (from stage 1 on) and gathered once. FORWARD reads and writes
- * those of the tokens that a rank owns, and the first part writes the others too; BACKWARD reads
- * them, its part or (stage 0) all, and writes as much of the gradient. */
+ * those of the tokens that a rank owns, and the first part writes the others too. BACKWARD of all
+ * parts together reads those rows or (stage 0) all, each in proportion to its size, and writes as
+ * much of the gradient. */
 static void tables_by_rows_take_their_rows_and_the_gradient_that_a_rank_has(void **state)
 {
     static struct spec_case c;
@@ -470,7 +471,9 @@ static void tables_by_rows_take_their_rows_and_the_gradient_that_a_rank_has(void
         spec_by_rows(&c);
         assert_ok(program_build(&p, PROGRAM_STEP, &c.spec));
         struct simulate_rates rates = bert_rates(&c, 10);
-        double rows = (double)c.train_slots[0]; /* of one rank */
+        double rows = (double)c.train_slots[0], table = 0; /* of one rank; of all parts */
+        for (int u = 0; u < c.parts; u++)
+            table += 4 * (double)c.units[u].shard_numel;
         for (int i = 0; i < p.instr_count; i++) {
             const struct instr *in = &p.instrs[i];
             double got = seconds_of(&p, in, &rates, one_node(4));
@@ -488,7 +491,7 @@ static void tables_by_rows_take_their_rows_and_the_gradient_that_a_rank_has(void
             } else if (in->op == OP_BACKWARD && in->unit < c.parts) {
                 double grad = 4 * (double)c.units[in->unit].shard_numel;
                 CLOSE(got, work[in->unit].backward.product_flops / 1e14 + 2e9 / 1e13 + 2 * 3e-6 +
-                               part * (rows + grad) / 1e12);
+                               part * (rows * grad / table + grad) / 1e12);
                 tables++;
             }
         }
