@@ -96,7 +96,7 @@ static struct unit_work decoder_work(int unit, struct batch_size micro)
     double attention = 4 * C * micro.squared_lengths / 2;
     return (struct unit_work){
         {products, attention, (2 * 4 * C + 4 * C + 3 * F) * element, 1, 12},
-        {2 * products, 2 * attention, (2 * 4 * C + 4 * C + 5 * F) * element, 2, 22}};
+        {2 * products, 2 * attention, (2 * 4 * C + 4 * C + 5 * F) * element, 0, 22}};
 }
 
 static void fill_decoder(struct workload *w, int ranks)
