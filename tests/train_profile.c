@@ -153,6 +153,27 @@ static void flops_add_up_to_those_of_mfu_and_times_to_less_than_the_steps(void *
         }
 }
 
+/* A late update is done before an evaluation; the next step has it in vain. */
+static void an_update_that_was_done_before_an_evaluation_moves_no_bytes(void **state)
+{
+    (void)state;
+    for (int late = 0; late <= 1; late++) {
+        double bytes[3] = {0}; /* of the step behind an evaluation, the one before, both */
+        for (int i = 0; i < 3; i++) {
+            struct run_config c = tiny(1, 0, 1);
+            c.train.update = late ? UPDATE_LATE : UPDATE_EARLY;
+            c.eval.train_samples = 2;
+            c.eval.every = i == 1 ? 3 : 2;
+            profile(&c, i == 2 ? 2 : 1);
+            assert_int_equal(calls(0, KIND_adamw), (i == 2 ? 2 : 1) * told.instrs[0][OP_UPDATE]);
+            bytes[i] = told.profile[0].sums[KIND_adamw].bytes;
+        }
+        assert_true(bytes[1] > 0);
+        assert_true(bytes[0] == (late ? 0 : bytes[1]));
+        assert_true(bytes[2] == bytes[0] + bytes[1]);
+    }
+}
+
 static void a_profiled_run_has_the_bits_of_another(void **state)
 {
     (void)state;
@@ -224,6 +245,7 @@ int main(void)
         cmocka_unit_test(calls_are_what_model_and_program_imply),
         cmocka_unit_test(recomputed_blocks_are_counted_as_often_as_they_run),
         cmocka_unit_test(flops_add_up_to_those_of_mfu_and_times_to_less_than_the_steps),
+        cmocka_unit_test(an_update_that_was_done_before_an_evaluation_moves_no_bytes),
         cmocka_unit_test(a_profiled_run_has_the_bits_of_another),
         cmocka_unit_test(more_steps_than_there_are_profile_all),
         cmocka_unit_test(without_steps_there_is_nothing_to_profile),

@@ -133,11 +133,12 @@ void op_profile_close(struct op_profile **profile)
 /* ---- a step ---------------------------------------------------------------------------------- */
 
 enum status op_profile_begin(struct op_profile *p, const struct sequences *micro,
-                             const double *squared)
+                             const double *squared, bool updates)
 {
     p->call_count = 0;
     p->micro = micro;
     p->squared = squared;
+    p->updates = updates;
     p->device->compute = &p->table;
     return device_timer_record(&p->begin, &p->device->streams[STREAM_COMPUTE]);
 }

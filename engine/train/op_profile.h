@@ -18,6 +18,9 @@
  * bandwidth that of adding a large vector to another, both measured by op_profile_open() with the
  * device's own ops. What fits in a cache may be faster than its floor.
  *
+ * Late updates are done before an evaluation or a save, and there are none before the first step:
+ * the step behind has them as calls that move no bytes.
+ *
  * On CUDA a profiled step is issued op by op, not replayed from a graph, so a short op's time holds
  * its launch, and ops of the update stream may run beside others. Results stay as they are.
  */
@@ -85,6 +88,7 @@ struct op_profile {
     struct device_timer begin, end;
     const struct sequences *micro; /* borrowed; the micro-batches of the step at hand */
     const double *squared;         /* borrowed; for each the sum of its squared lengths */
+    bool updates;                  /* false: its UPDATEs do nothing */
     double peak, bandwidth;        /* FLOP/s and bytes/s, measured */
     /* All profiled steps together. */
     int64_t steps, first_step;
@@ -103,9 +107,10 @@ MUST_CHECK enum status op_profile_open(struct op_profile **out, struct device *d
 void op_profile_close(struct op_profile **p); /* of NULL is fine */
 
 /** op_profile_begin() - a step of these micro-batches will be issued; the device is idle.
- * @squared: of each, the sum of its squared lengths. ST_DEVICE. */
+ * @squared: of each, the sum of its squared lengths.
+ * @updates: false: its UPDATEs do nothing. ST_DEVICE. */
 MUST_CHECK enum status op_profile_begin(struct op_profile *p, const struct sequences *micro,
-                                        const double *squared);
+                                        const double *squared, bool updates);
 
 /** op_profile_end() - it was issued: wait for it, add its times; @model_flops as MFU counts.
  * ST_DEVICE. */

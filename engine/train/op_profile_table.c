@@ -184,7 +184,10 @@ TIMED(agree, 0, sizeof *reports *(double)world_size,
        int world_size, const struct optim_hyper *hyper, const struct step_mail *mail),
       (s, state, reports, world_size, hyper, mail))
 
-TIMED(adamw, 0, 2 * (bytes_of(param) + bytes_of(low) + bytes_of(m) + bytes_of(v)) + bytes_of(grad),
+TIMED(adamw, 0,
+      p->updates
+          ? 2 * (bytes_of(param) + bytes_of(low) + bytes_of(m) + bytes_of(v)) + bytes_of(grad)
+          : 0,
       (struct stream * s, struct tensor param, struct tensor low, struct tensor m, struct tensor v,
        struct tensor grad, const struct adam_range *ranges, int range_count, int64_t row_numel,
        const struct step_state *state, const struct optim_hyper *hyper),

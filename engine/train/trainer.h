@@ -68,6 +68,7 @@ struct trainer {
     struct op_profile *profile; /* owned; NULL: no step is profiled */
     int64_t profile_steps;      /* how many */
     double *squared;            /* owned; grad_accum; see op_profile_begin() */
+    bool no_update;             /* the next step has late updates, and none is due */
     int skipped_in_row;
     /* What somebody does around each step, on every rank's thread; NULL: nothing. Before it is
      * issued, and when its report is there; that may set bits of `stop`, on all ranks the same. */

@@ -114,7 +114,7 @@ static enum status run_profiled(struct trainer *t)
 {
     double flops = rank_flops(t);
     TRY(stream_sync(&t->device->streams[STREAM_COMPUTE]));
-    TRY(op_profile_begin(t->profile, t->micro, t->squared));
+    TRY(op_profile_begin(t->profile, t->micro, t->squared, !t->no_update));
     t->executor.issue_all = true;
     enum status st = executor_run(&t->executor, PROGRAM_STEP, t->micro, NULL);
     t->executor.issue_all = false;
@@ -164,6 +164,7 @@ static enum status issue_step(struct trainer *t, int64_t step, int signal)
         TRY(run_profiled(t));
     else
         TRY(executor_run(&t->executor, PROGRAM_STEP, t->micro, NULL));
+    t->no_update = false;
     TRY(event_record(&slot->done, s));
     slot->step = step;
     slot->flops = step_flops(t);
@@ -284,6 +285,13 @@ static bool evaluation_due(const struct trainer *t, int64_t done)
     return every > 0 ? done % every == 0 : every == 0 && done % t->sampler.steps_per_epoch == 0;
 }
 
+/* Before the first step, and behind a FLUSH. */
+static enum status run_prologue(struct trainer *t)
+{
+    t->no_update = t->plan.late;
+    return executor_run(&t->executor, PROGRAM_PROLOGUE, NULL, NULL);
+}
+
 /* What is due between two steps; none is under way. A save alone leaves what is carried in place,
  * but an update that is due comes first. */
 static enum status between_steps(struct trainer *t, bool evaluates, bool saves)
@@ -297,7 +305,7 @@ static enum status between_steps(struct trainer *t, bool evaluates, bool saves)
         TRY(evaluate(t, &better));
     if (saves || better)
         TRY(checkpointer_save(t->checkpointer, t));
-    return flushes ? executor_run(&t->executor, PROGRAM_PROLOGUE, NULL, NULL) : ST_OK;
+    return flushes ? run_prologue(t) : ST_OK;
 }
 
 static enum status steps(struct trainer *t)
@@ -329,7 +337,7 @@ static bool evaluation_first(const struct trainer *t)
 
 static enum status run_all(struct trainer *t)
 {
-    TRY(executor_run(&t->executor, PROGRAM_PROLOGUE, NULL, NULL));
+    TRY(run_prologue(t));
     if (evaluation_first(t))
         TRY(between_steps(t, true, false));
     TRY(steps(t));
