@@ -22,8 +22,7 @@ static struct attention_args attention_args(struct tensor qkv, struct tensor out
     return a;
 }
 
-/* Are there kernels for Hopper in this program, and is this its GPU? */
-static enum status attention_wgmma_there(bool *out)
+enum status cuda_attention_for_hopper(bool *out)
 {
     *out = false;
 #ifdef TESSERA_SM90A
@@ -39,7 +38,7 @@ static enum status attention_wgmma_there(bool *out)
 enum status attention_cuda_open(void)
 {
     bool hopper;
-    TRY(attention_wgmma_there(&hopper));
+    TRY(cuda_attention_for_hopper(&hopper));
     if (hopper) {
         TRY(attention_wgmma_forward_open());
         TRY(attention_wgmma_backward_open());
@@ -62,7 +61,7 @@ static enum status attention_kind(enum attention_kind *out, const struct attenti
     if (dtype != DTYPE_BF16 || !width || !dropout ||
         !packs_fit(0, 1, a->qkv, a->out, a->dout, a->dqkv))
         return ST_OK;
-    TRY(attention_wgmma_there(&hopper));
+    TRY(cuda_attention_for_hopper(&hopper));
     *out = hopper && a->width < 128 ? ATTENTION_WGMMA : ATTENTION_MMA;
     return ST_OK;
 }

@@ -49,6 +49,9 @@ enum status cuda_attention_backward(struct stream *s, struct tensor dqkv, struct
                                     struct tensor dout, struct tensor out, struct tensor lse,
                                     struct tensor qkv, const struct sequences *q, int heads,
                                     struct dropout drop, bool add);
+/** cuda_attention_for_hopper() - this program has attention's kernels for Hopper, which keep masks,
+ * and this thread's GPU is one. ST_DEVICE. */
+MUST_CHECK enum status cuda_attention_for_hopper(bool *out);
 enum status cuda_dropout_apply(struct stream *s, struct tensor out, struct tensor x,
                                const struct sequences *q, struct dropout drop);
 enum status cuda_span_logits_forward(struct stream *s, struct tensor logits, struct tensor x,
