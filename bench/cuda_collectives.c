@@ -8,7 +8,6 @@
  * sizes are those of a step: a report, a block of BERT-base and BERT-large, the rows of a word table.
  */
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "comm/launch.h"
@@ -52,7 +51,7 @@ struct bench {
     void *memory;
 };
 
-static enum status bench_open(struct bench *b)
+static enum status bench_open(struct bench *b, enum window_kind windows)
 {
     int index = 0;
     struct nccl_id id;
@@ -62,7 +61,8 @@ static enum status bench_open(struct bench *b)
     TRY(launch_device(&index, l, device_cuda_count()));
     TRY(nccl_id_share(&id, l->rank, l->world_size, b->rv));
     TRY(device_open(&b->device, DEVICE_CUDA, PRECISION_AUTO, index, 1));
-    TRY(nccl_comm_open(&b->comm, b->device, l->rank, l->world_size, &id, b->rv, TIMEOUT_MS, true));
+    TRY(nccl_comm_open(&b->comm, b->device, l->rank, l->world_size, &id, b->rv, TIMEOUT_MS,
+                       windows));
     TRY(comm_memory_open(b->comm, b->device, &b->memory, (size_t)2 * MOST_BYTES));
     TRY(device_fill(&b->device->streams[STREAM_COMPUTE], b->memory, 0, (size_t)2 * MOST_BYTES));
     TRY(stream_sync(&b->device->streams[STREAM_COMPUTE]));
@@ -121,9 +121,9 @@ static enum status measure(struct bench *b, size_t row, int64_t numel, double *u
     return ST_OK;
 }
 
-static enum status be_rank(struct bench *b)
+static enum status be_rank(struct bench *b, enum window_kind windows)
 {
-    TRY(bench_open(b));
+    TRY(bench_open(b, windows));
     int ranks = b->comm->world_size;
     if (b->comm->rank == 0)
         out("%d x %s; %s\n", ranks, b->device->name, b->comm->memory_text);
@@ -146,7 +146,7 @@ int main(int argc, char **argv)
     int code = 0;
     memset(&b, 0, sizeof b);
     if (argc == 3 && strcmp(argv[1], "rank") == 0) {
-        enum status st = be_rank(&b);
+        enum status st = be_rank(&b, argv[2][0] == 'o' ? WINDOWS_OWN : WINDOWS_NCCL);
         if (st != ST_OK)
             log_error("bench", "%s", status_message());
         bench_close(&b);
@@ -157,10 +157,9 @@ int main(int argc, char **argv)
         out("cuda_collectives: expected 2 to %d GPUs\n", (int)MOST_RANKS);
         return 1;
     }
-    char *arguments[] = {(char *)"cuda_collectives", (char *)"rank", (char *)"", NULL};
+    static const char *const ways[] = {"own", "nccl"};
     for (int way = 0; way < 2 && code == 0; way++) {
-        if (way == 1)
-            setenv("TESSERA_NCCL_KERNELS", "1", 1);
+        char *arguments[] = {(char *)"cuda_collectives", (char *)"rank", (char *)ways[way], NULL};
         if (launch_spawn(&code, (int)ranks, arguments, 0) != ST_OK) {
             log_error("bench", "%s", status_message());
             code = 1;

@@ -274,7 +274,7 @@ static enum status begin_opening(struct nccl_comm *n)
 
 enum status nccl_comm_open(struct comm **out, struct device *device, int rank, int world_size,
                            const struct nccl_id *id, struct rendezvous *rv, int64_t timeout_ms,
-                           bool windows)
+                           enum window_kind windows)
 {
     struct nccl_comm *n = NULL;
     *out = NULL;
@@ -286,7 +286,7 @@ enum status nccl_comm_open(struct comm **out, struct device *device, int rank, i
     n->rv = world_size > 1 ? rv : NULL;
     memcpy(&n->id, id, sizeof n->id);
     n->base.multiprocessors = world_size > 1 ? COLLECTIVE_BLOCKS : 0;
-    n->wants_windows = windows;
+    n->windows = windows;
     pthread_mutex_init(&n->lock, NULL);
     enum status st = begin_opening(n);
     if (st != ST_OK) {

@@ -34,10 +34,10 @@
  * of a run without windows. Their kernels do not look whether their communicator is aborted: one
  * that waits for a dead rank ends with the process (device_settle()).
  *
- * Kernels of our own (nccl_peers.cu) are all_gather and reduce_scatter in such windows, where all
- * ranks are on H100s or newer of one machine and have whole packs of 16 bytes. They fill the links
- * from fewer multiprocessors than NCCL's, and those are what the products beside them want. What
- * they do not serve goes to NCCL. TESSERA_NCCL_KERNELS=1 gives it all, to compare.
+ * Kernels of our own (WINDOWS_OWN; nccl_peers.cu) are all_gather and reduce_scatter in such windows,
+ * where all ranks are on H100s or newer of one machine and have whole packs of 16 bytes. They are to
+ * fill the links from fewer multiprocessors than NCCL's, for those are what the products beside them
+ * want. What they do not serve goes to NCCL.
  *
  * Order of the end: close captured graphs first (NCCL waits for them), then this, then the
  * rendezvous, then the device. NCCL's own environment variables (NCCL_*) are the user's.
@@ -50,6 +50,7 @@
 
 #include "comm/comm.h"
 #include "comm/rendezvous.h"
+#include "engine/base/config.h"
 
 C_BEGIN
 
@@ -73,14 +74,16 @@ MUST_CHECK enum status nccl_id_share(struct nccl_id *id, int rank, int world_siz
  * @id: of nccl_id_share().
  * @rv: borrowed; NULL when @world_size is 1: one rank has no communicators, only copies.
  * @timeout_ms: deadline of the opening, and of each host wait later.
- * @windows: comm_memory_open() makes symmetric windows, where all ranks can; the same on all.
+ * @windows: does comm_memory_open() make symmetric windows, where all ranks can, and with whose
+ * kernels? The same on all.
  *
  * Return: ST_OK; ST_COMM (NCCL's words, or a peer's cause); ST_TIMEOUT; ST_MEMORY. What else fails
  * in joining them is comm_ready()'s failure.
  */
 MUST_CHECK enum status nccl_comm_open(struct comm **out, struct device *device, int rank,
                                       int world_size, const struct nccl_id *id,
-                                      struct rendezvous *rv, int64_t timeout_ms, bool windows);
+                                      struct rendezvous *rv, int64_t timeout_ms,
+                                      enum window_kind windows);
 
 C_END
 

@@ -14,7 +14,6 @@
  * acquire at system scope); a proxy fence orders the copy engine's accesses with that.
  */
 #include <cuda_bf16.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "comm/nccl_private.h"
@@ -327,8 +326,6 @@ __global__ static void __launch_bounds__(REDUCE_THREADS)
 static unsigned blocks_for(size_t bytes)
 {
     size_t blocks = (bytes + LEAST_BYTES - 1) / LEAST_BYTES, most = COLLECTIVE_BLOCKS;
-    if (getenv("TESSERA_BLOCKS"))
-        most = (size_t)atoi(getenv("TESSERA_BLOCKS"));
     return (unsigned)(blocks < most ? blocks : most);
 }
 
@@ -462,7 +459,7 @@ enum status nccl_peers_open(struct nccl_comm *n)
     TRY(nccl_all_can(n, peers_find(n), &all, why));
     if (all)
         TRY(nccl_all_can(n, peers_check(n), &all, why));
-    if (all && getenv("TESSERA_NCCL_KERNELS") == NULL)
+    if (all)
         n->peers.count = n->base.world_size;
     else
         log_info("nccl", "collectives by NCCL's kernels: %s", why);

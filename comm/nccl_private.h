@@ -75,7 +75,7 @@ struct nccl_comm {
     ncclComm_t comms[COMMS]; /* owned */
     ncclUniqueId id;
     struct job jobs[JOBS];
-    bool wants_windows;
+    enum window_kind windows;
     void *window;                   /* owned, the block of comm_memory_open(); NULL: no window */
     size_t window_size;             /* its bytes */
     ncclWindow_t registered[COMMS]; /* owned */

@@ -105,7 +105,8 @@ enum status nccl_memory_ready(struct nccl_comm *n)
         return window_take_back(n, why);
     TRY(device_memory_used(n->device, &after));
     n->base.window_bytes = after > before ? after - before : 0;
-    TRY(nccl_peers_open(n));
+    if (n->windows == WINDOWS_OWN)
+        TRY(nccl_peers_open(n));
     snprintf(n->base.memory_text, sizeof n->base.memory_text,
              "collectives in symmetric windows of %.0f MiB, %.1f MiB of tables; %s",
              (double)n->window_size / 1048576.0, (double)n->base.window_bytes / 1048576.0,
@@ -121,7 +122,7 @@ enum status nccl_memory_open(struct comm *comm, struct device *device, void **ou
     ASSERT(n->window == NULL);
     if (comm->world_size == 1)
         return device_alloc(device, out, bytes);
-    if (n->wants_windows)
+    if (n->windows != WINDOWS_NONE)
         TRY(nccl_all_can(n, window_alloc(n, bytes), &all, why));
     if (!all) {
         say_without(n, why);

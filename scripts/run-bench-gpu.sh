@@ -146,7 +146,7 @@ kernels() {
 }
 
 part_variants() {
-    steps windows-off large:16 --stages 0,1,3 --peers none --set train.windows=false
+    steps windows-off large:16 --stages 0,1,3 --peers none --set train.windows=none
     steps update-early large:16 --stages 0,1,3 --peers none --set train.update=early
     steps overlap-off large:16 --stages 0,1,3 --peers none --set train.overlap=false
     steps tables-whole large:16 base:8 --stages 0,1,3 --peers none --set train.tables=whole

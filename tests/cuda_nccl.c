@@ -63,7 +63,7 @@ static enum status end_here(struct bench *b, const struct launch *l, bool here)
 
 /* @windows: the buffers are to lie in symmetric windows. */
 static enum status bench_open(struct bench *b, const struct launch *l, const char *role,
-                              bool windows)
+                              enum window_kind windows)
 {
     int index = 0;
     struct nccl_id id;
@@ -88,7 +88,10 @@ static enum status bench_open(struct bench *b, const struct launch *l, const cha
     TRY(comm_ready(b->comm));
     if (b->comm->opening)
         return FAIL(CORRUPT, "rank %d: it is ready and still opens", l->rank);
-    if ((strstr(b->comm->memory_text, "in symmetric windows") != NULL) != windows)
+    const char *text = b->comm->memory_text;
+    if ((strstr(text, "in symmetric windows") != NULL) != (windows != WINDOWS_NONE) ||
+        (strstr(text, "in rank order") != NULL) !=
+            (windows == WINDOWS_OWN && b->device->early_launch)) /* H100 and newer */
         return FAIL(CORRUPT, "rank %d: %s", l->rank, b->comm->memory_text);
     b->a = b->memory;
     b->b = (char *)b->memory + each;
@@ -440,7 +443,7 @@ static const struct role {
     {"bus", measures_the_bus},
 };
 
-/* rank LOG ROLE [windows]: exit code 0, or the status. What is said goes to LOG-rank. */
+/* rank LOG ROLE WINDOWS: exit code 0, or the status. What is said goes to LOG-rank. */
 static int be_rank(char **argv)
 {
     struct launch l;
@@ -450,7 +453,7 @@ static int be_rank(char **argv)
     enum status st = launch_discover(&l, 0);
     if (st == ST_OK) {
         log_set_rank(l.rank);
-        st = bench_open(&b, &l, argv[3], argv[4] != NULL);
+        st = bench_open(&b, &l, argv[3], (enum window_kind)(argv[4][0] - '0'));
     }
     for (size_t i = 0; st == ST_OK && i < sizeof roles / sizeof roles[0]; i++)
         if (strcmp(roles[i].name, argv[3]) == 0)
@@ -483,17 +486,12 @@ static int test_ranks(void)
     return count < MAX_TEST_RANKS && (count == 0 || !launch_shares_gpus()) ? count : MAX_TEST_RANKS;
 }
 
-static void run_role(struct run *run, const char *role, int ranks, bool windows)
+static void run_role(struct run *run, const char *role, int ranks, enum window_kind windows)
 {
-    char log_path[512];
+    char log_path[512], kind[2] = {(char)('0' + windows), 0};
     scratch_make(&run->scratch);
     scratch_path(&run->scratch, log_path, "log");
-    char *argv[] = {(char *)"cuda_nccl",
-                    (char *)"rank",
-                    log_path,
-                    (char *)role,
-                    windows ? (char *)"windows" : NULL,
-                    NULL};
+    char *argv[] = {(char *)"cuda_nccl", (char *)"rank", log_path, (char *)role, kind, NULL};
     int64_t begin = clock_ms();
     run->ranks = ranks;
     assert_ok(launch_spawn(&run->exit_code, ranks, argv, 0));
@@ -511,7 +509,7 @@ static void assert_said(const struct run *run, int rank, const char *text)
     mem_free(&said.data);
 }
 
-static void run_well(const char *role, int ranks, bool windows)
+static void run_well(const char *role, int ranks, enum window_kind windows)
 {
     struct run run;
     run_role(&run, role, ranks, windows);
@@ -530,40 +528,40 @@ static void one_rank_needs_no_rendezvous(void **state)
 {
     (void)state;
     NEEDS_GPUS(1);
-    run_well("gathers", 1, false);
-    run_well("reduces", 1, false);
-    run_well("replays", 1, false);
+    run_well("gathers", 1, WINDOWS_NONE);
+    run_well("reduces", 1, WINDOWS_NONE);
+    run_well("replays", 1, WINDOWS_NONE);
 }
 
 static void all_gather_brings_every_ranks_part(void **state)
 {
     (void)state;
     NEEDS_GPUS(2);
-    run_well("gathers", test_ranks(), false);
-    run_well("gathers", test_ranks(), true);
+    for (int windows = 0; windows < WINDOW_KINDS; windows++)
+        run_well("gathers", test_ranks(), windows);
 }
 
 static void reduce_scatter_sums_into_the_owner(void **state)
 {
     (void)state;
     NEEDS_GPUS(2);
-    run_well("reduces", test_ranks(), false);
-    run_well("reduces", test_ranks(), true);
+    for (int windows = 0; windows < WINDOW_KINDS; windows++)
+        run_well("reduces", test_ranks(), windows);
 }
 
 static void broadcast_exchange_barrier_and_agree_work(void **state)
 {
     (void)state;
     NEEDS_GPUS(2);
-    run_well("others", test_ranks(), true);
+    run_well("others", test_ranks(), WINDOWS_NCCL);
 }
 
 static void captured_collectives_replay_without_new_memory(void **state)
 {
     (void)state;
     NEEDS_GPUS(2);
-    run_well("replays", test_ranks(), false);
-    run_well("replays", test_ranks(), true);
+    for (int windows = 0; windows < WINDOW_KINDS; windows++)
+        run_well("replays", test_ranks(), windows);
 }
 
 static void where_one_rank_has_no_window_none_has(void **state)
@@ -572,10 +570,10 @@ static void where_one_rank_has_no_window_none_has(void **state)
     NEEDS_GPUS(2);
     if (launch_shares_gpus())
         skip(); /* one rank fills its card, which would be the others' too */
-    run_well("one_is_full", test_ranks(), true);
+    run_well("one_is_full", test_ranks(), WINDOWS_NCCL);
 }
 
-static void one_rank_dies(bool windows)
+static void one_rank_dies(enum window_kind windows)
 {
     struct run run;
     char expected[64];
@@ -592,8 +590,8 @@ static void b86_a_dead_rank_ends_the_waits_of_the_others(void **state)
 {
     (void)state;
     NEEDS_GPUS(2);
-    one_rank_dies(false);
-    one_rank_dies(true);
+    for (int windows = 0; windows < WINDOW_KINDS; windows++)
+        one_rank_dies(windows);
 }
 
 static void b86_a_cause_reaches_ranks_that_wait_for_the_gpu(void **state)
@@ -601,7 +599,7 @@ static void b86_a_cause_reaches_ranks_that_wait_for_the_gpu(void **state)
     (void)state;
     NEEDS_GPUS(2);
     struct run run;
-    run_role(&run, "one_aborts", test_ranks(), true);
+    run_role(&run, "one_aborts", test_ranks(), WINDOWS_OWN);
     assert_int_not_equal(run.exit_code, 0);
     for (int r = 0; r < run.ranks; r++)
         assert_said(&run, r, "the disk is full");
@@ -617,7 +615,7 @@ static void b86_a_cause_reaches_ranks_that_are_being_connected(void **state)
     NEEDS_GPUS(2);
     for (int i = 0; i < 2; i++) {
         struct run run;
-        run_role(&run, roles_that_end[i], test_ranks(), true);
+        run_role(&run, roles_that_end[i], test_ranks(), WINDOWS_NCCL);
         assert_int_not_equal(run.exit_code, 0);
         for (int r = 0; r < run.ranks; r++)
             assert_said(&run, r, "the disk is full");
@@ -631,7 +629,7 @@ static void a_silent_rank_is_a_time_out_that_says_what_was_waited_for(void **sta
     (void)state;
     NEEDS_GPUS(2);
     struct run run;
-    run_role(&run, "silent", test_ranks(), true);
+    run_role(&run, "silent", test_ranks(), WINDOWS_OWN);
     assert_int_not_equal(run.exit_code, 0);
     for (int r = 0; r < run.ranks; r++) {
         assert_said(&run, r, "gather 41");
@@ -661,15 +659,15 @@ static void b66_no_rank_has_a_context_on_anothers_card(void **state)
     for (int i = 0; i < count && i < MAX_TEST_RANKS; i++)
         if (!card_is_idle(i))
             skip();
-    run_well("contexts", count < MAX_TEST_RANKS ? count : MAX_TEST_RANKS, true);
+    run_well("contexts", count < MAX_TEST_RANKS ? count : MAX_TEST_RANKS, WINDOWS_NCCL);
 }
 
 static void b93_the_bus_between_gpus_is_measured(void **state)
 {
     (void)state;
     NEEDS_GPUS(2);
-    run_well("bus", test_ranks(), false);
-    run_well("bus", test_ranks(), true);
+    for (int windows = 0; windows < WINDOW_KINDS; windows++)
+        run_well("bus", test_ranks(), windows);
 }
 
 int main(int argc, char **argv)

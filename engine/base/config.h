@@ -30,6 +30,7 @@ enum model_family { FAMILY_BERT, FAMILY_DISTILBERT };
 enum schedule_kind { SCHEDULE_LINEAR, SCHEDULE_COSINE, SCHEDULE_CONSTANT };
 enum reduce_policy { REDUCE_AUTO, REDUCE_PER_STEP, REDUCE_PER_MICRO_BATCH };
 enum table_policy { TABLES_AUTO, TABLES_ROWS, TABLES_WHOLE };
+enum window_kind { WINDOWS_NONE, WINDOWS_NCCL, WINDOWS_OWN, WINDOW_KINDS }; /* comm/nccl.h */
 enum update_policy { UPDATE_AUTO, UPDATE_LATE, UPDATE_EARLY };
 enum recompute_policy { RECOMPUTE_NONE, RECOMPUTE_GELU, RECOMPUTE_BLOCK };
 enum comm_kind { COMM_AUTO, COMM_LOCAL, COMM_MPI, COMM_NCCL };
@@ -68,9 +69,9 @@ struct run_config {
         bool overlap;     /* false: every collective completes where it is issued */
         bool graphs;      /* CUDA: capture steps once, replay them */
         char gemm_plan[CONFIG_TEXT_BYTES]; /* "auto", "off" or a folder: engine/train/products.h */
-        bool windows;        /* NCCL: collectives in symmetric windows, where all ranks can */
-        int64_t gemm_beside; /* or GEMM_BESIDE_AUTO */
-        bool early_launch;   /* CUDA: kernels overlap with the end of those before */
+        enum window_kind windows; /* NCCL: collectives in symmetric windows, where all ranks can */
+        int64_t gemm_beside;      /* or GEMM_BESIDE_AUTO */
+        bool early_launch;        /* CUDA: kernels overlap with the end of those before */
         int64_t max_unit_numel;
         int64_t threads; /* BLAS and op threads a rank; 0 = cores / local ranks */
         enum bind_kind bind;

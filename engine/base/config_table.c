@@ -13,6 +13,7 @@
 static const char *const family_names[] = {"bert", "distilbert", NULL};
 static const char *const schedule_names[] = {"linear", "cosine", "constant", NULL};
 static const char *const reduce_names[] = {"auto", "per_step", "per_micro_batch", NULL};
+static const char *const windows_names[] = {"none", "nccl", "own", NULL};
 static const char *const tables_names[] = {"auto", "rows", "whole", NULL};
 static const char *const update_names[] = {"auto", "late", "early", NULL};
 static const char *const recompute_names[] = {"none", "gelu", "block", NULL};
@@ -138,9 +139,11 @@ const struct config_field config_fields[] = {
         train, gemm_plan, "auto",
         "On CUDA: folder with measured algorithms of matrix products, a file a kind of card; auto: "
         "in the user's cache folder; off: the library's choice, nothing is measured."),
-    BOOL(train, windows, true,
-         "NCCL's symmetric windows for collectives, where all ranks can; changes the order of "
-         "sums."),
+    CHOICE(
+        train, windows, windows_names, WINDOWS_OWN,
+        "Collectives between GPUs, where all ranks can: nccl: NCCL's, in symmetric windows; own: "
+        "kernels that need fewer multiprocessors, in such windows on H100s or newer of one "
+        "machine; none: NCCL's without windows. Each sums in an order of its own."),
     INT_OR(train, gemm_beside, GEMM_BESIDE_AUTO, 0, 1 << 16, "auto", GEMM_BESIDE_AUTO,
            "On CUDA: multiprocessors that collectives hold about half of the time, for which the "
            "algorithms of matrix products are chosen; auto: as many as NCCL gets; 0: none."),
