@@ -5,7 +5,7 @@
  *
  * Each row: a collective in symmetric windows, its bytes (of all ranks together), us a call of many
  * on one stream, by the slowest rank, and the bytes that a rank gets from others over that. The
- * sizes are those of a step: a report, a block of BERT-base and BERT-large, the rows of a word table.
+ * sizes are those of a step: a report, a block of BERT-base and of BERT-large, the rows of a table.
  */
 #include <stdio.h>
 #include <string.h>

@@ -34,10 +34,10 @@
  * of a run without windows. Their kernels do not look whether their communicator is aborted: one
  * that waits for a dead rank ends with the process (device_settle()).
  *
- * Kernels of our own (WINDOWS_OWN; nccl_peers.cu) are all_gather and reduce_scatter in such windows,
- * where all ranks are on H100s or newer of one machine and have whole packs of 16 bytes. They are to
- * fill the links from fewer multiprocessors than NCCL's, for those are what the products beside them
- * want. What they do not serve goes to NCCL.
+ * Kernels of our own (WINDOWS_OWN; nccl_peers.cu) are all_gather and reduce_scatter in such
+ * windows, where all ranks are on H100s or newer of one machine and have whole packs of 16 bytes.
+ * They are to fill the links from fewer multiprocessors than NCCL's, for those are what the
+ * products beside them want. What they do not serve goes to NCCL.
  *
  * Order of the end: close captured graphs first (NCCL waits for them), then this, then the
  * rendezvous, then the device. NCCL's own environment variables (NCCL_*) are the user's.
