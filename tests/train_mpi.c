@@ -48,11 +48,11 @@ static struct run_config tiny(int stage, int64_t steps)
     return run_tiny_with(&scratch, with);
 }
 
-static void start_train(int processes, const struct run_config *c, const char *output,
-                        const char *option, const char *text)
+static void start_train(struct job *j, int processes, const struct run_config *c,
+                        const char *output, const char *option, const char *text)
 {
     char config[512], folder[512];
-    job_start(&job, &scratch, processes,
+    job_start(j, &scratch, processes,
               (const char *const[]){program(), "train", "--config", put_config(config, c),
                                     "--output-dir", scratch_path(&scratch, folder, output), option,
                                     text, NULL});
@@ -61,7 +61,7 @@ static void start_train(int processes, const struct run_config *c, const char *o
 static void train(int processes, const struct run_config *c, const char *output, const char *option,
                   const char *text)
 {
-    start_train(processes, c, output, option, text);
+    start_train(&job, processes, c, output, option, text);
     job_wait(&job);
 }
 
@@ -286,21 +286,23 @@ static void ranks_that_do_not_have_the_same_run_are_refused(void **state)
 
 /* ---- the end ---- */
 
-/* @launched: by a mpiexec of ours, else by that of `tessera train`. */
-static void start_long(bool launched)
+/* Into folder @output; @launched: by a mpiexec of ours, else by that of `tessera train`. */
+static void start_long(struct job *j, const char *output, bool launched)
 {
     struct run_config c = tiny(3, 100000);
     c.train.ranks = 3;
-    char old[512];
+    char old[512], metrics[64], summary[64];
     c.data.eval[0] = '\0';
-    unlink(scratch_path(&scratch, old, "long/metrics.jsonl"));
-    unlink(scratch_path(&scratch, old, "long/summary.json"));
-    start_train(launched ? 3 : 0, &c, "long", "--comm", "mpi");
+    snprintf(metrics, sizeof metrics, "%s/metrics.jsonl", output);
+    snprintf(summary, sizeof summary, "%s/summary.json", output);
+    unlink(scratch_path(&scratch, old, metrics));
+    unlink(scratch_path(&scratch, old, summary));
+    start_train(j, launched ? 3 : 0, &c, output, "--comm", "mpi");
     for (int64_t begun = clock_ms();; sleep_ms(20)) {
         struct file_text text = {NULL, 0};
         bool begins = false;
-        if (is_there("long/metrics.jsonl")) {
-            read_file(&text, "long/metrics.jsonl");
+        if (is_there(metrics)) {
+            read_file(&text, metrics);
             begins = strstr(text.data, "\"step\":20,") != NULL;
             mem_free(&text.data);
         }
@@ -326,7 +328,7 @@ static void a_killed_rank_ends_the_run_in_seconds(void **state)
 {
     (void)state;
     mpi_skip_without();
-    start_long(true);
+    start_long(&job, "long", true);
     int64_t begun = clock_ms();
     kill(pid_of_rank_1(), SIGKILL);
     job_wait(&job);
@@ -335,11 +337,13 @@ static void a_killed_rank_ends_the_run_in_seconds(void **state)
     assert_false(is_there("long/summary.json"));
 }
 
-static void expect_ended_by_signal(void)
+static void expect_ended_by_signal(const struct job *j, const char *output)
 {
     struct file_text text = {NULL, 0};
-    job_expect(&job, false, "mean loss");
-    read_file(&text, "long/summary.json");
+    char summary[64];
+    snprintf(summary, sizeof summary, "%s/summary.json", output);
+    job_expect(j, false, "mean loss");
+    read_file(&text, summary);
     assert_non_null(strstr(text.data, "\"ended\":\"signal\""));
     mem_free(&text.data);
 }
@@ -349,27 +353,32 @@ static void a_signal_finishes_the_step_and_writes_what_there_is(void **state)
     (void)state;
     mpi_skip_without();
     setenv("OMPI_MCA_odls_base_sigkill_timeout", "6", 1);
-    start_long(true);
+    start_long(&job, "long", true);
     unsetenv("OMPI_MCA_odls_base_sigkill_timeout");
     kill(job.pid, SIGTERM);
     job_wait(&job);
-    expect_ended_by_signal();
+    expect_ended_by_signal(&job, "long");
 }
 
-/* The ranks hear of it at once and have their time: mpiexec is not told to end them. */
+/* The ranks hear of it at once and have their time: mpiexec is not told to end them. It waits for
+ * seconds when they are gone, so the next run is started meanwhile. */
 static void a_signal_to_the_parent_of_mpiexec_is_the_exit_code(void **state)
 {
     static const int signals[] = {SIGTERM, SIGINT, SIGUSR1, SIGHUP};
+    static const char *const outputs[] = {"long-0", "long-1", "long-2", "long-3"};
+    static struct job jobs[4];
     (void)state;
     mpi_skip_without();
     for (int i = 0; i < 4; i++) {
-        start_long(false);
-        int64_t begun = clock_ms();
-        kill(job.pid, signals[i]);
-        job_wait(&job);
-        expect_ended_by_signal();
-        assert_int_equal(job.code, 128 + (signals[i] == SIGHUP ? SIGTERM : signals[i]));
+        start_long(&jobs[i], outputs[i], false);
+        kill(jobs[i].pid, signals[i]);
+    }
+    int64_t begun = clock_ms();
+    for (int i = 0; i < 4; i++) {
+        job_wait(&jobs[i]);
         assert_in_range(clock_ms() - begun, 0, 15000);
+        expect_ended_by_signal(&jobs[i], outputs[i]);
+        assert_int_equal(jobs[i].code, 128 + (signals[i] == SIGHUP ? SIGTERM : signals[i]));
     }
 }
 
@@ -377,7 +386,7 @@ static void a_rank_that_is_killed_ends_the_mpiexec_of_tessera(void **state)
 {
     (void)state;
     mpi_skip_without();
-    start_long(false);
+    start_long(&job, "long", false);
     int64_t begun = clock_ms();
     kill(pid_of_rank_1(), SIGKILL);
     job_wait(&job);
@@ -391,10 +400,10 @@ static void a_signal_to_one_rank_ends_all(void **state)
 {
     (void)state;
     mpi_skip_without();
-    start_long(true);
+    start_long(&job, "long", true);
     kill(pid_of_rank_1(), SIGTERM);
     job_wait(&job);
-    expect_ended_by_signal();
+    expect_ended_by_signal(&job, "long");
 }
 
 static void bad_data_ends_all_ranks_with_its_place(void **state)

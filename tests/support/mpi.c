@@ -61,8 +61,10 @@ enum { LAUNCHER = sizeof launcher / sizeof *launcher };
 void job_start(struct job *job, const struct scratch *scratch, int ranks, const char *const *argv)
 {
     const char *all[LAUNCHER + JOB_ARGS + 2];
-    char count[16];
+    static int jobs; /* several may run */
+    char count[16], name[32];
     int n = 0;
+    snprintf(name, sizeof name, "job-%d", jobs++);
     snprintf(count, sizeof count, "%d", ranks);
     for (int i = 0; ranks > 0 && i < LAUNCHER; i++)
         all[n++] = launcher[i];
@@ -71,7 +73,7 @@ void job_start(struct job *job, const struct scratch *scratch, int ranks, const 
     for (int i = 0; i < JOB_ARGS && argv[i] != NULL; i++)
         all[n++] = argv[i];
     all[n] = NULL;
-    scratch_path(scratch, job->path, "job");
+    scratch_path(scratch, job->path, name);
     fflush(NULL);
     job->begun_ms = clock_ms();
     job->pid = fork();
