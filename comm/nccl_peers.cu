@@ -396,7 +396,6 @@ __global__ static void peers_read_kernel(struct peers_memory *m, size_t offset, 
     for (int r = 0; r < ranks; r++)
         m->tokens[r] = *(volatile uint32_t *)&((struct peers_memory *)(m->base[r] + offset))->token;
 }
-#endif
 
 static enum status peers_read(struct peers_memory *out, const struct peers_memory *m)
 {
@@ -404,6 +403,28 @@ static enum status peers_read(struct peers_memory *out, const struct peers_memor
     TRY(CUDA(cudaStreamSynchronize(0)));
     return CUDA(cudaMemcpy(out, m, sizeof *out, cudaMemcpyDeviceToHost));
 }
+
+/* Where NCCL makes no symmetric windows (several machines, GPUs that do not reach each other), it
+ * registers the block for itself alone, and the handle is none of the device. */
+static enum status window_of_device(ncclWindow_t window)
+{
+    struct cudaPointerAttributes at = {};
+    TRY(CUDA(cudaPointerGetAttributes(&at, (const void *)window)));
+    if (at.type != cudaMemoryTypeDevice)
+        return FAIL(UNSUPPORTED, "NCCL has made no symmetric window");
+    return ST_OK;
+}
+
+/* Code for earlier GPUs, translated when it is loaded, is of kernels that do nothing. */
+static enum status kernels_of_hopper(void)
+{
+    struct cudaFuncAttributes kernel = {};
+    TRY(CUDA(cudaFuncGetAttributes(&kernel, (const void *)peers_gather_kernel)));
+    if (kernel.ptxVersion < 90)
+        return FAIL(UNSUPPORTED, "made for GPUs of architecture %d", kernel.ptxVersion);
+    return ST_OK;
+}
+#endif
 
 /* The windows of ranks that are not all in one team lie elsewhere. */
 static enum status peers_find(struct nccl_comm *n)
@@ -419,6 +440,8 @@ static enum status peers_find(struct nccl_comm *n)
         return FAIL(UNSUPPORTED, "GPUs before H100 cannot");
     if (n->base.world_size > PEERS_MAX)
         return FAIL(UNSUPPORTED, "more than %d ranks", (int)PEERS_MAX);
+    TRY(kernels_of_hopper());
+    TRY(window_of_device(n->registered[GATHER]));
     peers_find_kernel<<<1, 1>>>(m, n->registered[GATHER], n->base.world_size, n->base.rank);
     TRY(peers_read(&here, m));
     if (here.base[n->base.rank] != here.own)
@@ -426,6 +449,7 @@ static enum status peers_find(struct nccl_comm *n)
     memcpy(n->peers.base, here.base, sizeof here.base);
     return ST_OK;
 #else
+    (void)n;
     return FAIL(UNSUPPORTED, "made with NCCL %d", NCCL_VERSION_CODE);
 #endif
 }
@@ -448,6 +472,7 @@ static enum status peers_check(struct nccl_comm *n)
                                       BARRIER_BYTES + SHARED_BYTES)));
     return ST_OK;
 #else
+    (void)n;
     return ST_OK;
 #endif
 }
