@@ -152,11 +152,13 @@ static struct simulate_work of_look_up(const struct program *p, const struct ins
     return of_pass(&pass, rates);
 }
 
+/* 0: a part that is not trained, beside others that are. */
 static double table_grad_bytes(const struct program *p, const struct instr *in, int world_size)
 {
-    const struct operand *whole = program_operand(in, ROLE_GRAD);
-    return operand_bytes(p, whole != NULL ? whole : program_operand(in, ROLE_GRAD_SHARD),
-                         world_size);
+    const struct operand *grad = program_operand(in, ROLE_GRAD);
+    if (grad == NULL)
+        grad = program_operand(in, ROLE_GRAD_SHARD);
+    return grad != NULL ? operand_bytes(p, grad, world_size) : 0;
 }
 
 /* BACKWARD of a part of a table by rows: it reads the rows whose tokens lie in the part and, but at
