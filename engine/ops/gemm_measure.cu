@@ -228,6 +228,8 @@ static enum status time_held(struct measuring *m, struct gemm_plan *p,
     if (held > 0)
         TRY(hold_end(m));
     TRY(stream_sync(m->s));
+    if (held > 0)
+        TRY(stream_sync(m->beside)); /* all have seen the end, before it is taken back */
     for (int i = 0; i < ROUNDS * count; i++) {
         float ms = 0.0f;
         TRY(CUDA(cudaEventElapsedTime(&ms, m->mark[i], m->mark[i + 1])));
