@@ -251,6 +251,38 @@ static enum status reduces(struct bench *b)
     return ST_OK;
 }
 
+/* Of two streams at once, many behind each other, while the ranks are not in step. */
+static enum status runs_beside(struct bench *b)
+{
+    enum { ROUNDS = 100, LATE_US = 300 };
+    int64_t rank = b->comm->rank, ranks = b->comm->world_size;
+    float *f = (float *)(void *)b->host;
+    void *sum = (char *)b->a + PACKED * 4;
+    for (int64_t i = 0; i < PACKED; i++)
+        b->host[i] = (int32_t)(rank * 10000000 + i);
+    TRY(upload(b, b->a, PACKED * 4));
+    for (int64_t i = 0; i < PACKED * ranks; i++)
+        f[i] = (float)(i % 1000 + rank);
+    TRY(upload(b, b->c, (size_t)(PACKED * ranks) * 4));
+    for (int round = 0; round < ROUNDS; round++) {
+        if (round % ranks == rank)
+            clock_pause_us(LATE_US);
+        TRY(comm_all_gather(b->comm, stream(b, STREAM_GATHER), b->b, b->a, PACKED, DTYPE_I32,
+                            &b->join[0]));
+        TRY(comm_reduce_scatter(b->comm, stream(b, STREAM_REDUCE), sum, b->c, PACKED, DTYPE_F32,
+                                &b->join[1]));
+    }
+    TRY(event_wait(&b->join[0]));
+    TRY(event_wait(&b->join[1]));
+    TRY(download(b, sum, PACKED * 4));
+    for (int64_t i = 0; i < PACKED; i++)
+        CHECK(f[i] == (float)(ranks * ((rank * PACKED + i) % 1000) + ranks * (ranks - 1) / 2));
+    TRY(download(b, b->b, (size_t)(PACKED * ranks) * 4));
+    for (int64_t i = 0; i < PACKED * ranks; i++)
+        CHECK(b->host[i] == i / PACKED * 10000000 + i % PACKED);
+    return ST_OK;
+}
+
 static enum status broadcasts_and_exchanges(struct bench *b)
 {
     int64_t rank = b->comm->rank, ranks = b->comm->world_size;
@@ -445,7 +477,7 @@ static const struct role {
     {"gathers", gathers},      {"reduces", reduces},         {"others", broadcasts_and_exchanges},
     {"replays", replays},      {"one_dies", one_dies},       {"one_aborts", one_aborts},
     {"silent", one_is_silent}, {"one_is_full", one_is_full}, {"contexts", contexts},
-    {"bus", measures_the_bus},
+    {"bus", measures_the_bus}, {"beside", runs_beside},
 };
 
 /* rank LOG ROLE WINDOWS: exit code 0, or the status. What is said goes to LOG-rank. */
@@ -552,6 +584,14 @@ static void reduce_scatter_sums_into_the_owner(void **state)
     NEEDS_GPUS(2);
     for (int windows = 0; windows < WINDOW_KINDS; windows++)
         run_well("reduces", test_ranks(), windows);
+}
+
+static void collectives_of_two_streams_run_beside_each_other(void **state)
+{
+    (void)state;
+    NEEDS_GPUS(2);
+    for (int windows = 0; windows < WINDOW_KINDS; windows++)
+        run_well("beside", test_ranks(), windows);
 }
 
 static void broadcast_exchange_barrier_and_agree_work(void **state)
@@ -694,6 +734,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(one_rank_needs_no_rendezvous),
         cmocka_unit_test(all_gather_brings_every_ranks_part),
         cmocka_unit_test(reduce_scatter_sums_into_the_owner),
+        cmocka_unit_test(collectives_of_two_streams_run_beside_each_other),
         cmocka_unit_test(broadcast_exchange_barrier_and_agree_work),
         cmocka_unit_test(captured_collectives_replay_without_new_memory),
         cmocka_unit_test(where_one_rank_has_no_window_none_has),
