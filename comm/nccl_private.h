@@ -55,9 +55,10 @@ enum {
 /*
  * A collective of a step runs beside products, which need the multiprocessors that it takes: with
  * symmetric kernels of 16 blocks steps of BERT-large on four H200 were 1 to 3% shorter than with as
- * many as NCCL gives them (bench/RESULTS.md). NCCL_MAX_CTAS sets another number for NCCL's.
+ * many as NCCL gives them, and with 12 those on two H200 by 2% more (bench/RESULTS.md).
+ * NCCL_MAX_CTAS sets another number for NCCL's.
  */
-enum { COLLECTIVE_BLOCKS = 16 };
+enum { COLLECTIVE_BLOCKS = 12 };
 
 struct job {
     struct nccl_comm *comm;

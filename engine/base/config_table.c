@@ -140,7 +140,7 @@ const struct config_field config_fields[] = {
         "On CUDA: folder with measured algorithms of matrix products, a file a kind of card; auto: "
         "in the user's cache folder; off: the library's choice, nothing is measured."),
     CHOICE(
-        train, windows, windows_names, WINDOWS_OWN,
+        train, windows, windows_names, WINDOWS_NCCL,
         "Collectives between GPUs, where all ranks can: nccl: NCCL's, in symmetric windows; own: "
         "kernels that need fewer multiprocessors, in such windows on H100s or newer of one "
         "machine; none: NCCL's without windows. Each sums in an order of its own."),
