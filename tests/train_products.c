@@ -314,12 +314,13 @@ static void a_wrong_plan_in_a_checkpoint_is_named_and_none_is_fine(void **state)
     (void)state;
     refuse("{}", NULL); /* older than the plan */
     refuse("{\"gemm_plan\": null}", NULL);
+    refuse("{\"gemm_plan\": [\"tessera gemm plan 1\", \"card NVIDIA H100 80GB HBM3\"]}", NULL);
     refuse("{\"gemm_plan\": \"x\"}", "dir: the training state has a string as \"gemm_plan\"");
     refuse("{\"gemm_plan\": []}", "dir: gemm_plan:1: the text ends");
     refuse("{\"gemm_plan\": [1]}", "dir: gemm_plan[0] is ");
-    refuse("{\"gemm_plan\": [\"tessera gemm plan 7\"]}", "dir: gemm_plan:1: expected tessera");
-    refuse("{\"gemm_plan\": [\"tessera gemm plan 1\\u0000\"]}", "no printable ASCII");
-    refuse("{\"gemm_plan\": [\"tessera gemm plan 1\", \"card \\u00e9\"]}", "no printable ASCII");
+    refuse("{\"gemm_plan\": [\"tessera plan 2\"]}", "dir: gemm_plan:1: expected tessera");
+    refuse("{\"gemm_plan\": [\"tessera gemm plan 2\\u0000\"]}", "no printable ASCII");
+    refuse("{\"gemm_plan\": [\"tessera gemm plan 2\", \"card \\u00e9\"]}", "no printable ASCII");
 }
 
 int main(void)
