@@ -231,7 +231,7 @@ static void wrong_text_is_named_by_line(void **state)
     char twice[2048], longest[1200];
     refuse("", 0, "file:1: the text ends");
     refuse("tessera gemm plan 2", 19, "file:1: the text ends");
-    refuse_change("gemm plan", "plan", "file:1: expected tessera gemm plan , found");
+    refuse_change("gemm plan", "plan", "file:1: expected tessera gemm plan 2, found");
     refuse_change("card NVIDIA", "curd NVIDIA", "file:2: expected card, found \"curd\"");
     refuse_change("card NVIDIA H100 80GB HBM3", "card ", "file:2: expected the card's name");
     refuse_change("multiprocessors 132", "multiprocessors 0", "file:3: expected a number of at");

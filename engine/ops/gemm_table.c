@@ -214,7 +214,7 @@ static enum status read_head(struct reading *r, struct gemm_card *card)
 {
     TRY(next_line(r));
     if (strncmp(r->text, MAGIC, sizeof MAGIC - 1) != 0)
-        return bad_line(r, MAGIC, r->text);
+        return bad_line(r, "tessera gemm plan 2", r->text);
     if (strcmp(r->text + sizeof MAGIC - 1, VERSION) != 0)
         return FAIL(UNSUPPORTED, "%s:%d: a GEMM plan of version %.20s, not %s", r->path, r->line,
                     r->text + sizeof MAGIC - 1, VERSION);
