@@ -292,6 +292,7 @@ static void damaged_text_does_no_harm(void **state)
     char *text = NULL, *exact = NULL;
     size_t bytes = 0;
     assert_ok(gemm_table_write(&text, &bytes, &table));
+    size_t first_line = (size_t)(strchr(text, '\n') - text);
     for (size_t cut = 0; cut < bytes; cut++) { /* in memory that ends where the text does */
         assert_ok(mem_alloc(&exact, cut));
         if (cut > 0)
@@ -306,7 +307,8 @@ static void damaged_text_does_no_harm(void **state)
         char was = text[at];
         text[at] = (char)test_random(&random);
         enum status st = gemm_table_read(&back, text, bytes, "changed");
-        assert_true(st == ST_OK || st == ST_CORRUPT);
+        bool version = st == ST_UNSUPPORTED && at <= first_line; /* or two lines are one */
+        assert_true(st == ST_OK || st == ST_CORRUPT || version);
         assert_true(back.count <= 6);
         gemm_table_release(&back);
         text[at] = was;
