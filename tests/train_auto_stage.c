@@ -76,7 +76,7 @@ static enum status ask_rank(struct comm *comm, void *argument)
     t->config = &q->config;
     t->device = device;
     t->comm = comm;
-    st = auto_stage(&q->stage[comm->rank], t, ROWS, ROWS);
+    st = auto_stage(&q->stage[comm->rank], t, (struct setup_rows){ROWS, ROWS, ROWS});
     snprintf(q->reason[comm->rank], STAGE_REASON_BYTES, "%s", t->stage_reason);
     device->ops = real;
 out:
@@ -108,8 +108,7 @@ static size_t arena_of(const struct run_config *c, int stage)
     struct fit_question question = {.config = c,
                                     .device = &device,
                                     .world_size = RANKS,
-                                    .train_rows = ROWS,
-                                    .eval_rows = ROWS,
+                                    .rows = {ROWS, ROWS, ROWS},
                                     .room_bytes = SIZE_MAX};
     assert_ok(fit_given(&fit, &question, stage));
     return fit.account.arena_bytes;

@@ -34,7 +34,7 @@ static size_t arena_of(const struct fit_question *q, int stage, int64_t micro_ba
     struct run_config c = *q->config;
     c.train.ranks = q->world_size;
     c.train.micro_batch = micro_batch;
-    assert_ok(setup_init(&setup, &c, q->device, q->world_size, stage, 0, 0));
+    assert_ok(setup_init(&setup, &c, q->device, q->world_size, stage, (struct setup_rows){0}));
     assert_ok(plan_build(&plan, &account, &setup.spec));
     plan_release(&plan);
     setup_release(&setup);
@@ -86,7 +86,7 @@ static int64_t sent_with(bool *by_rows, const struct run_config *config, enum ta
     struct program p = {0};
     c.train.tables = tables;
     assert_ok(plan_device_init(&device, DEVICE_CUDA, PRECISION_AUTO, 1));
-    assert_ok(setup_init(&setup, &c, &device, world_size, stage, 0, 0));
+    assert_ok(setup_init(&setup, &c, &device, world_size, stage, (struct setup_rows){0}));
     assert_ok(program_build(&p, PROGRAM_STEP, &setup.spec));
     *by_rows = setup.units[0].by_rows;
     for (int u = 0; u < setup.model.unit_count; u++) /* all parts or none */
@@ -152,12 +152,45 @@ static bool last_part_is_by_rows(const struct run_config *c, int world_size)
     struct device device;
     struct setup setup;
     assert_ok(plan_device_init(&device, DEVICE_CUDA, PRECISION_AUTO, 1));
-    assert_ok(setup_init(&setup, c, &device, world_size, 1, 0, 0));
+    assert_ok(setup_init(&setup, c, &device, world_size, 1, (struct setup_rows){0}));
     assert_true(setup.model.units[2].look_up && !setup.model.units[3].look_up);
     bool by_rows = setup.units[2].by_rows;
     assert_true(setup.units[0].by_rows == by_rows && setup.units[1].by_rows == by_rows);
     setup_release(&setup);
     return by_rows;
+}
+
+/* A run that goes on with more steps may meet a fuller batch; a table that moved otherwise for it
+ * would have other sums than the run at one go. */
+static void the_way_of_a_table_does_not_follow_from_the_steps(void **state)
+{
+    (void)state;
+    enum { SAMPLES = 64, RANKS = 2 };
+    int32_t lengths[SAMPLES];
+    for (int i = 0; i < SAMPLES; i++)
+        lengths[i] = i % 8 == 0 ? 22 : 50; /* 744 rows on average; 750 are as much as the table */
+    struct run_config c = run_planned();
+    c.train.micro_batch = 16;
+    struct run_data data = {.train = {.rows = lengths, .count = SAMPLES}};
+    struct device device;
+    struct sampler sampler;
+    bool chosen[2][2]; /* [all steps][by the fullest] */
+    assert_ok(plan_device_init(&device, DEVICE_CUDA, PRECISION_AUTO, 1));
+    assert_ok(sampler_init(&sampler, lengths, SAMPLES, RANKS, 1, c.train.micro_batch, 1));
+    for (int all = 0; all < 2; all++)
+        for (int fullest = 0; fullest < 2; fullest++) {
+            struct setup setup;
+            struct setup_rows rows;
+            trainer_rows(&rows, &c, &data, &sampler, all ? sampler.steps_per_epoch : 1);
+            if (fullest)
+                rows.train_mean = (double)rows.train;
+            assert_ok(setup_init(&setup, &c, &device, RANKS, 1, rows));
+            chosen[all][fullest] = setup.units[0].by_rows;
+            setup_release(&setup);
+        }
+    sampler_release(&sampler);
+    assert_true(chosen[0][1] && !chosen[1][1]); /* else nothing is shown */
+    assert_true(chosen[0][0] && chosen[1][0]);
 }
 
 static void frozen_parts_of_a_table_do_not_count(void **state)
@@ -457,6 +490,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_largest_micro_batch_fits_and_one_more_does_not),
         cmocka_unit_test(tables_are_moved_by_rows_where_that_sends_less),
+        cmocka_unit_test(the_way_of_a_table_does_not_follow_from_the_steps),
         cmocka_unit_test(frozen_parts_of_a_table_do_not_count),
         cmocka_unit_test(one_byte_less_is_one_sequence_less),
         cmocka_unit_test(the_ends_of_the_search),

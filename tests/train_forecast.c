@@ -83,7 +83,8 @@ static enum status ask(struct forecast *f, const struct asked *a, struct batch_s
     assert_ok(machine_builtin(&machine, a->machine));
     assert_ok(device_open(&device, DEVICE_CPU, PRECISION_FP32, 0, 1));
     device->param_dtype = machine.device == DEVICE_CUDA ? DTYPE_BF16 : DTYPE_F32;
-    assert_ok(setup_init(&setup, &config, device, a->ranks, a->stage, (int64_t)micro.tokens, 0));
+    assert_ok(setup_init(&setup, &config, device, a->ranks, a->stage,
+                         (struct setup_rows){.train = (int64_t)micro.tokens}));
     assert_ok(plan_build(&plan, &account, &setup.spec));
     enum status st = forecast_step(f, &setup, &plan.programs[PROGRAM_STEP], &machine,
                                    (struct simulate_world){a->ranks, a->nodes, a->replicas}, micro);

@@ -284,7 +284,7 @@ static struct account plan_of(int ranks, int stage, int64_t accum, int64_t hidde
     c.model.layers = 6;
     c.train.max_unit_numel = 1 << 16;
     assert_ok(device_open(&device, DEVICE_CPU, PRECISION_FP32, 0, 1));
-    assert_ok(setup_init(&setup, &c, device, ranks, stage, 200, 100));
+    assert_ok(setup_init(&setup, &c, device, ranks, stage, (struct setup_rows){200, 100, 0}));
     assert_ok(plan_build(&plan, &account, &setup.spec));
     plan_release(&plan);
     setup_release(&setup);

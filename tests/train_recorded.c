@@ -81,7 +81,8 @@ static void check_stage(int stage)
     config.train.comm = COMM_LOCAL;
     config.train.tables = TABLES_WHOLE; /* as all were when these were recorded */
     assert_ok(device_open(&device, DEVICE_CPU, PRECISION_FP32, 0, 1));
-    assert_ok(setup_init(&setup, &config, device, 2, stage, r.rows, r.rows));
+    assert_ok(
+        setup_init(&setup, &config, device, 2, stage, (struct setup_rows){r.rows, r.rows, 0}));
     assert_ok(plan_build(&plan, &account, &setup.spec));
     const struct program *p = &plan.programs[PROGRAM_STEP];
     check_same_program(p, &setup.model, &r);
@@ -223,7 +224,8 @@ static void simulate_card(struct card_times *times, const struct card_step *c,
     assert_ok(config_load(&config, c->config, sets, 1));
     assert_ok(machine_read(&machine, "tests/data/steps/h200.yaml"));
     assert_ok(plan_device_init(&device, DEVICE_CUDA, PRECISION_AUTO, 1));
-    assert_ok(setup_init(&setup, &config, &device, 1, c->stage, c->rows, 0));
+    assert_ok(
+        setup_init(&setup, &config, &device, 1, c->stage, (struct setup_rows){.train = c->rows}));
     assert_ok(plan_build(&plan, &account, &setup.spec));
     const struct program *p = &plan.programs[PROGRAM_STEP];
     check_same_program(p, &setup.model, r);

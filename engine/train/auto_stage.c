@@ -149,7 +149,7 @@ struct answer {
 };
 
 static enum status choose(struct answer *a, const struct trainer *t, const struct shares *shares,
-                          int64_t train_rows, int64_t eval_rows)
+                          struct setup_rows rows)
 {
     struct fit fits[FIT_STAGES];
     struct known known;
@@ -159,8 +159,7 @@ static enum status choose(struct answer *a, const struct trainer *t, const struc
     struct fit_question q = {.config = t->config,
                              .device = t->device,
                              .world_size = t->comm->world_size,
-                             .train_rows = train_rows,
-                             .eval_rows = eval_rows,
+                             .rows = rows,
                              .machine = known.match != MACHINE_NONE ? &known.machine : NULL,
                              .nodes = shares->nodes};
     TRY(fit_copy_bytes(&beside, &q));
@@ -176,14 +175,14 @@ static enum status choose(struct answer *a, const struct trainer *t, const struc
     return ST_OK;
 }
 
-enum status auto_stage(int *stage, struct trainer *t, int64_t train_rows, int64_t eval_rows)
+enum status auto_stage(int *stage, struct trainer *t, struct setup_rows rows)
 {
     struct shares shares;
     struct answer answer = {.stage = 0};
     TRY(share_memory(&shares, t));
     enum status st = ST_OK;
     if (t->comm->rank == 0)
-        st = choose(&answer, t, &shares, train_rows, eval_rows);
+        st = choose(&answer, t, &shares, rows);
     TRY(comm_agree(t->comm, st));
     TRY(comm_share(t->comm, &answer, sizeof answer));
     *stage = answer.stage;

@@ -23,13 +23,12 @@ C_BEGIN
 /**
  * auto_stage() - choose, together; t->stage_reason says why, in a sentence.
  * @t: with configuration, data, device and communicator.
- * @train_rows, @eval_rows: as for setup_init().
+ * @rows: as for setup_init().
  *
  * Return: ST_OK; ST_INVALID if no stage fits (the message says what the smallest needs); ST_COMM;
  * errors of the plans and of the profile.
  */
-MUST_CHECK enum status auto_stage(int *stage, struct trainer *t, int64_t train_rows,
-                                  int64_t eval_rows);
+MUST_CHECK enum status auto_stage(int *stage, struct trainer *t, struct setup_rows rows);
 
 C_END
 

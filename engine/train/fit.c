@@ -21,7 +21,7 @@ static enum status set_up(struct setup *setup, const struct fit_question *q, int
                           int64_t micro_batch)
 {
     struct run_config c = candidate(q, stage, micro_batch);
-    return setup_init(setup, &c, q->device, q->world_size, stage, q->train_rows, q->eval_rows);
+    return setup_init(setup, &c, q->device, q->world_size, stage, q->rows);
 }
 
 /* @most_micro_batches: of a step; fewer make a shorter program. */
@@ -164,7 +164,7 @@ static enum status begin(struct fit *fit, const struct fit_question *q, int stag
 enum status fit_largest(struct fit *fit, const struct fit_question *q, int stage, int64_t hint)
 {
     bool limited = false;
-    ASSERT(q->train_rows == 0); /* they are of one micro-batch */
+    ASSERT(q->rows.train == 0); /* they are of one micro-batch */
     TRY(begin(fit, q, stage, 1, SHORT));
     if (!fit->allowed)
         return ST_OK;

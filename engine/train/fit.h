@@ -31,7 +31,7 @@ struct fit_question {
     const struct run_config *config; /* borrowed, as device; its ranks and stage do not count */
     const struct device *device;     /* also one of engine/ops/plan_device.h */
     int world_size;
-    int64_t train_rows, eval_rows; /* of the data, for its micro-batch; 0: B * max_length */
+    struct setup_rows rows; /* of the data, for its micro-batch; zeros: B * max_length */
     size_t room_bytes;
     const struct machine *machine; /* for step times; NULL: none */
     int nodes;                     /* that the ranks are spread over; only with a machine */

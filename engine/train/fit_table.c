@@ -67,7 +67,7 @@ static enum status print_head(const struct fit_table *t)
     char memory[32], reserve[32];
     const struct run_config *c = t->config;
     TRY(plan_device_init(&device, t->device, c->train.precision, 1));
-    TRY(setup_init(&setup, c, &device, t->ranks_from, 0, 0, 0));
+    TRY(setup_init(&setup, c, &device, t->ranks_from, 0, (struct setup_rows){0}));
     text_of_bytes(memory, t->memory_bytes);
     text_of_bytes(reserve, t->reserve_bytes);
     out("%s: %.1f M parameters in %d units, %s on %ss; grad_accum %" PRId64
@@ -227,7 +227,7 @@ static enum status print_json(const struct fit_table *t)
     struct setup setup;
     const struct run_config *c = t->config;
     TRY(plan_device_init(&device, t->device, c->train.precision, 1));
-    TRY(setup_init(&setup, c, &device, t->ranks_from, 0, 0, 0));
+    TRY(setup_init(&setup, c, &device, t->ranks_from, 0, (struct setup_rows){0}));
     out("{\"memory_bytes\":%zu,\"device\":\"%s\",\"dtype\":\"%s\",\"parameters\":%" PRId64
         ",\"grad_accum\":%" PRId64 ",\"max_length\":%" PRId64 ",\"ranks\":[",
         t->memory_bytes, t->device == DEVICE_CUDA ? "cuda" : "cpu", dtype_name(device.param_dtype),

@@ -129,6 +129,14 @@ int64_t sampler_max_tokens(struct sampler *s, int64_t steps)
     return most;
 }
 
+double sampler_mean_length(const struct sampler *s)
+{
+    int64_t rows = 0;
+    for (int64_t i = 0; i < s->count; i++)
+        rows += s->lengths[i];
+    return (double)rows / (double)s->count;
+}
+
 struct sampler_mean sampler_mean(struct sampler *s, int64_t steps)
 {
     struct sampler_mean mean = {0};

@@ -65,6 +65,9 @@ int64_t sampler_foreseen(const struct sampler *s, int64_t steps);
  */
 int64_t sampler_max_tokens(struct sampler *s, int64_t steps);
 
+/** sampler_mean_length() - rows of a sample, over all of them. */
+double sampler_mean_length(const struct sampler *s);
+
 /* A micro-batch of one rank, on average. */
 struct sampler_mean {
     double tokens, squared_lengths; /* of a rank */

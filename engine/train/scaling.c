@@ -52,7 +52,7 @@ static enum status open_bert(struct workload *w, int ranks, int stage, bool hybr
     w->micro = (struct batch_size){175.0 * SEQUENCES, (175.0 * 175 + 60 * 60) * SEQUENCES};
     TRY(device_open(&device, DEVICE_CPU, PRECISION_FP32, 0, 1));
     device->param_dtype = DTYPE_BF16;
-    TRY_GOTO(st, out, setup_init(&w->setup, &config, device, ranks, stage, 0, 0));
+    TRY_GOTO(st, out, setup_init(&w->setup, &config, device, ranks, stage, (struct setup_rows){0}));
     w->unit_count = w->setup.model.unit_count;
     TRY_GOTO(st, out, mem_alloc(&w->units, sizeof *w->units * (size_t)w->unit_count));
     for (int u = 0; u < w->unit_count; u++)

@@ -38,6 +38,11 @@ static void size_batch(struct batch_layout *l, const struct model *m,
     batch_layout_init(l);
 }
 
+static size_t row_bytes(const struct model_slot *slot)
+{
+    return (size_t)slot->columns * dtype_bytes(slot->dtype);
+}
+
 static void size_units(const struct setup *s, struct unit_bytes *units, size_t *slots,
                        const struct batch_layout *l)
 {
@@ -50,7 +55,7 @@ static void size_units(const struct setup *s, struct unit_bytes *units, size_t *
         units[i].backward_scratch = u->backward_scratch_bytes(m, u, d);
     }
     for (int i = 0; i < m->slot_count; i++)
-        slots[i] = (size_t)l->rows * (size_t)m->slots[i].columns * dtype_bytes(m->slots[i].dtype);
+        slots[i] = (size_t)l->rows * row_bytes(&m->slots[i]);
 }
 
 /* A look-up table: all units that write @slot. */
@@ -78,16 +83,20 @@ static struct table table_of(const struct setup *s, int slot)
  * to each of the others, for each micro-batch; else its part of the table's gradient and, once a
  * step at stages 1 and 2, of the parameters. Stage 3 sends these as often or more, and stage 0 sums
  * in fp32 in their place, and of rows those of the gradient alone. So where rows are less at stages
- * 1 and 2 they are less at all; and all choose alike, for they have the same losses to the bit.
+ * 1 and 2 they are less at all; and all choose alike, for they have the same losses to the bit. For
+ * that, too, the rows are the data's mean: those of a run's own steps would be others when it goes
+ * on with more of them.
  */
 static bool moves_by_rows(const struct setup *s, const struct run_config *config, int slot,
-                          int zero_stage)
+                          int zero_stage, double mean_rows)
 {
     struct table table = table_of(s, slot);
     double accum = (double)config->train.grad_accum, reductions = accum;
     if (program_reduce_policy(config->train.reduce, zero_stage) == REDUCE_PER_STEP)
         reductions = 1; /* the gradient is summed up first */
-    double rows = 2 * accum * (double)s->train_slots[slot] * s->layout.world_size;
+    double of_rank = mean_rows > 0 ? mean_rows : (double)s->train_batch.rows;
+    double rows =
+        2 * accum * of_rank * s->layout.world_size * (double)row_bytes(&s->model.slots[slot]);
     double whole = table.numel_trained *
                    (reductions * (double)sizeof(float) + (double)dtype_bytes(s->model.param_dtype));
     if (s->layout.world_size == 1 || !table.only_rows || table.numel_trained == 0)
@@ -97,11 +106,12 @@ static bool moves_by_rows(const struct setup *s, const struct run_config *config
 }
 
 /* And then a rank's batch has all ranks' tokens. */
-static void choose_rows(struct setup *s, const struct run_config *config, int zero_stage)
+static void choose_rows(struct setup *s, const struct run_config *config, int zero_stage,
+                        double mean_rows)
 {
     const struct model *m = &s->model;
     for (int u = 0; u < m->unit_count; u++) {
-        s->units[u].by_rows = moves_by_rows(s, config, m->units[u].act_out, zero_stage);
+        s->units[u].by_rows = moves_by_rows(s, config, m->units[u].act_out, zero_stage, mean_rows);
         if (s->units[u].by_rows)
             s->train_batch.ranks = s->layout.world_size;
     }
@@ -178,17 +188,17 @@ static size_t staging_bytes(const struct setup *s, const struct run_config *conf
 
 enum status setup_init(struct setup *s, const struct run_config *config,
                        const struct device *device, int world_size, int zero_stage,
-                       int64_t train_rows, int64_t eval_rows)
+                       struct setup_rows rows)
 {
     memset(s, 0, sizeof *s);
     enum status st = ST_OK;
     TRY_GOTO(st, out, model_open(&s->model, config, device->param_dtype));
     TRY_GOTO(st, out, setup_layout(&s->layout, &s->params, &s->model, world_size));
-    size_batch(&s->train_batch, &s->model, config, config->train.micro_batch, train_rows);
-    size_batch(&s->eval_batch, &s->model, config, config->eval.micro_batch, eval_rows);
+    size_batch(&s->train_batch, &s->model, config, config->train.micro_batch, rows.train);
+    size_batch(&s->eval_batch, &s->model, config, config->eval.micro_batch, rows.eval);
     struct op_limits limits = op_limits(s, config, world_size);
     TRY_GOTO(st, out, list_units(s));
-    choose_rows(s, config, zero_stage);
+    choose_rows(s, config, zero_stage, rows.train_mean);
     s->spec = (struct program_spec){
         .units = s->units,
         .unit_count = s->model.unit_count,

@@ -15,6 +15,12 @@
 
 C_BEGIN
 
+/* Rows of a rank's micro-batches; 0: micro_batch * max_length. */
+struct setup_rows {
+    int64_t train, eval; /* of the fullest */
+    double train_mean;   /* over all the data, however many steps there are; 0: as train */
+};
+
 struct setup {
     struct model model;
     struct layout layout;
@@ -29,7 +35,7 @@ struct setup {
 /**
  * setup_init() - build all of it for one world size.
  * @device: gives dtype and workspace; nothing is allocated on it.
- * @train_rows, @eval_rows: most rows of a micro-batch; 0: micro_batch * max_length.
+ * @rows: the fullest give the memory, the mean decides how tables move.
  * @config: train.comm is what runs (not auto, where MPI does): its staging is in the plan.
  * @zero_stage: overrides the configuration's (plan asks for all four).
  *
@@ -37,7 +43,7 @@ struct setup {
  */
 MUST_CHECK enum status setup_init(struct setup *s, const struct run_config *config,
                                   const struct device *device, int world_size, int zero_stage,
-                                  int64_t train_rows, int64_t eval_rows);
+                                  struct setup_rows rows);
 void setup_release(struct setup *s);
 
 /**

@@ -23,9 +23,9 @@ struct stage_plans {
     struct forecast forecast[STAGES]; /* with a machine */
 };
 
-/* The longest batches that the run will meet; 0 without data. */
-static enum status rows_of_data(const struct run_config *config, int world_size, int64_t *train,
-                                int64_t *eval, struct stage_plans *p)
+/* Of the batches that the run will meet. */
+static enum status rows_of_data(const struct run_config *config, int world_size,
+                                struct setup_rows *rows, struct stage_plans *p)
 {
     enum status st = ST_OK;
     struct run_data data = {0};
@@ -36,14 +36,7 @@ static enum status rows_of_data(const struct run_config *config, int world_size,
                           (int)config->train.grad_accum, config->train.micro_batch,
                           (uint64_t)config->train.seed));
     p->steps = trainer_total_steps(config, data.train.count, world_size);
-    *train = sampler_max_tokens(&sampler, p->steps);
-    *eval = evaluator_max_rows(&data.eval, config->eval.micro_batch);
-    int64_t rows = evaluator_max_rows(&data.train, config->eval.micro_batch);
-    if (config->eval.train_samples > 0 && rows > *eval)
-        *eval = rows;
-    /* None of either is planned as one row, as training does; 0 would ask for the most possible. */
-    *train = *train > 0 ? *train : 1;
-    *eval = *eval > 0 ? *eval : 1;
+    trainer_rows(rows, config, &data, &sampler, p->steps);
     p->mean = sampler_mean(&sampler, p->steps);
 out:
     sampler_release(&sampler);
@@ -62,10 +55,10 @@ static struct batch_size mean_batch(const struct stage_plans *p, const struct de
 static enum status plan_stages(struct stage_plans *p, const struct run_config *config,
                                const struct device *device, bool from_data)
 {
-    int64_t train_rows = 0, eval_rows = 0;
+    struct setup_rows rows = {0};
     int world_size = (int)config->train.ranks;
     if (from_data)
-        TRY(rows_of_data(config, world_size, &train_rows, &eval_rows, p));
+        TRY(rows_of_data(config, world_size, &rows, p));
     p->from_data = from_data;
     for (int stage = 0; stage < STAGES; stage++) {
         struct setup setup;
@@ -73,7 +66,7 @@ static enum status plan_stages(struct stage_plans *p, const struct run_config *c
         /* A stage that cannot reduce once a step is planned as it would run. */
         if (stage >= 2 && staged.train.reduce == REDUCE_PER_STEP)
             staged.train.reduce = REDUCE_AUTO;
-        TRY(setup_init(&setup, &staged, device, world_size, stage, train_rows, eval_rows));
+        TRY(setup_init(&setup, &staged, device, world_size, stage, rows));
         p->rows = setup.train_batch.rows;
         p->numel = model_total_numel(&setup.model);
         p->units = setup.model.unit_count;

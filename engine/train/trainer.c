@@ -25,6 +25,25 @@ int64_t trainer_total_steps(const struct run_config *config, int64_t samples, in
     return (samples + batch - 1) / batch * config->train.epochs;
 }
 
+static int64_t larger_of(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+void trainer_rows(struct setup_rows *rows, const struct run_config *config,
+                  const struct run_data *data, struct sampler *sampler, int64_t steps)
+{
+    int64_t micro_batch = config->eval.micro_batch;
+    int64_t eval = evaluator_max_rows(&data->eval, micro_batch);
+    if (config->eval.train_samples > 0)
+        eval = larger_of(eval, evaluator_max_rows(&data->train, micro_batch));
+    *rows = (struct setup_rows){.train = 1, .eval = larger_of(eval, 1)};
+    if (data->train.count == 0)
+        return;
+    rows->train = larger_of(sampler_max_tokens(sampler, steps), 1);
+    rows->train_mean = sampler_mean_length(sampler) * (double)config->train.micro_batch;
+}
+
 /* ---- opening ---- */
 
 /* What all ranks must have in common. Of the data and its order all: a rank may need the others'
@@ -121,27 +140,20 @@ static enum status plan_run(struct trainer *t)
     const struct run_config *config = t->config;
     const struct split *train = &t->data->train;
     int world = t->comm->world_size;
-    int64_t train_rows = 1, eval_rows;
+    struct setup_rows rows;
     if (train->count > 0) {
         TRY(sampler_init(&t->sampler, train->rows, train->count, world,
                          (int)config->train.grad_accum, config->train.micro_batch,
                          (uint64_t)config->train.seed));
         t->total_steps = trainer_total_steps(config, train->count, world);
-        train_rows = sampler_max_tokens(&t->sampler, t->total_steps);
     }
-    eval_rows = evaluator_max_rows(&t->data->eval, config->eval.micro_batch);
-    if (config->eval.train_samples > 0) {
-        int64_t rows = evaluator_max_rows(train, config->eval.micro_batch);
-        eval_rows = rows > eval_rows ? rows : eval_rows;
-    }
-    train_rows = train_rows > 0 ? train_rows : 1;
-    eval_rows = eval_rows > 0 ? eval_rows : 1;
+    trainer_rows(&rows, config, t->data, &t->sampler, t->total_steps);
     int stage = (int)config->train.zero_stage;
     if (stage == ZERO_STAGE_AUTO) {
         TRY(comm_ready(t->comm)); /* what is free counts, and a communicator takes some */
-        TRY(auto_stage(&stage, t, train_rows, eval_rows));
+        TRY(auto_stage(&stage, t, rows));
     }
-    TRY(setup_init(&t->setup, config, t->device, world, stage, train_rows, eval_rows));
+    TRY(setup_init(&t->setup, config, t->device, world, stage, rows));
     if (t->metrics != NULL)
         t->metrics->zero_stage = stage;
     t->setup.train_batch.pad_id = t->setup.eval_batch.pad_id = t->data->vocab.pad_id;

@@ -140,6 +140,13 @@ void trainer_watch_gain(struct trainer *t);
 /** trainer_total_steps() - optimizer steps that a configuration asks for, with @samples samples. */
 int64_t trainer_total_steps(const struct run_config *config, int64_t samples, int world_size);
 
+/**
+ * trainer_rows() - of the batches of a run of @steps steps; at least 1 of each kind.
+ * @sampler: of the training data; without any it is not looked at. Forgets the step at hand.
+ */
+void trainer_rows(struct setup_rows *rows, const struct run_config *config,
+                  const struct run_data *data, struct sampler *sampler, int64_t steps);
+
 C_END
 
 #endif
