@@ -404,17 +404,6 @@ static enum status peers_read(struct peers_memory *out, const struct peers_memor
     return CUDA(cudaMemcpy(out, m, sizeof *out, cudaMemcpyDeviceToHost));
 }
 
-/* Where NCCL makes no symmetric windows (several machines, GPUs that do not reach each other), it
- * registers the block for itself alone, and the handle is none of the device. */
-static enum status window_of_device(ncclWindow_t window)
-{
-    struct cudaPointerAttributes at = {};
-    TRY(CUDA(cudaPointerGetAttributes(&at, (const void *)window)));
-    if (at.type != cudaMemoryTypeDevice)
-        return FAIL(UNSUPPORTED, "NCCL has made no symmetric window");
-    return ST_OK;
-}
-
 /* Code for earlier GPUs, translated when it is loaded, is of kernels that do nothing. */
 static enum status kernels_of_hopper(void)
 {
@@ -441,7 +430,8 @@ static enum status peers_find(struct nccl_comm *n)
     if (n->base.world_size > PEERS_MAX)
         return FAIL(UNSUPPORTED, "more than %d ranks", (int)PEERS_MAX);
     TRY(kernels_of_hopper());
-    TRY(window_of_device(n->registered[GATHER]));
+    if (!n->symmetric)
+        return FAIL(UNSUPPORTED, "NCCL has made no symmetric window");
     peers_find_kernel<<<1, 1>>>(m, n->registered[GATHER], n->base.world_size, n->base.rank);
     TRY(peers_read(&here, m));
     if (here.base[n->base.rank] != here.own)

@@ -80,6 +80,7 @@ struct nccl_comm {
     void *window;                   /* owned, the block of comm_memory_open(); NULL: no window */
     size_t window_size;             /* its bytes */
     ncclWindow_t registered[COMMS]; /* owned */
+    bool symmetric;                 /* these; else NCCL has the block registered for itself alone */
     struct {
         int count;             /* ranks that reach each other's window; 0: NCCL's kernels serve */
         char *base[PEERS_MAX]; /* their windows, as this rank reaches them */

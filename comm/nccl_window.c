@@ -73,6 +73,18 @@ static void window_free(struct nccl_comm *n)
     memset(n->registered, 0, sizeof n->registered);
 }
 
+/* Where NCCL makes no symmetric windows (GPUs that do not reach each other), it registers the block
+ * for itself alone, and the handle is none of the device. Before 2.28 no handle is. */
+static enum status see_symmetric(struct nccl_comm *n)
+{
+    int version = 0;
+    struct cudaPointerAttributes at = {0};
+    TRY(NCCL(ncclGetVersion(&version)));
+    TRY(CUDA(cudaPointerGetAttributes(&at, (const void *)n->registered[GATHER])));
+    n->symmetric = version < NCCL_VERSION(2, 28, 0) || at.type == cudaMemoryTypeDevice;
+    return ST_OK;
+}
+
 static void say_without(struct nccl_comm *n, const char *why)
 {
     snprintf(n->base.memory_text, sizeof n->base.memory_text,
@@ -105,10 +117,12 @@ enum status nccl_memory_ready(struct nccl_comm *n)
         return window_take_back(n, why);
     TRY(device_memory_used(n->device, &after));
     n->base.window_bytes = after > before ? after - before : 0;
+    TRY(see_symmetric(n));
     if (n->windows == WINDOWS_OWN)
         TRY(nccl_peers_open(n));
     snprintf(n->base.memory_text, sizeof n->base.memory_text,
-             "collectives in symmetric windows of %.0f MiB, %.1f MiB of tables; %s",
+             "collectives in %s of %.0f MiB, %.1f MiB of tables; %s",
+             n->symmetric ? "symmetric windows" : "memory that NCCL has registered",
              (double)n->window_size / 1048576.0, (double)n->base.window_bytes / 1048576.0,
              n->peers.count > 0 ? "sums in rank order" : "sums in NCCL's order");
     return ST_OK;

@@ -62,7 +62,7 @@ static enum status end_here(struct bench *b, const struct launch *l, bool here)
     return FAIL(IO, "the disk is full");
 }
 
-/* Makes NCCL register blocks of memory without symmetric windows, and say nothing. */
+/* Makes NCCL register blocks of memory without symmetric windows. */
 static const char NO_WINDOWS[] = "NCCL_WIN_ENABLE";
 
 /* @windows: the buffers are to lie in symmetric windows. */
@@ -93,10 +93,11 @@ static enum status bench_open(struct bench *b, const struct launch *l, const cha
     if (b->comm->opening)
         return FAIL(CORRUPT, "rank %d: it is ready and still opens", l->rank);
     const char *text = b->comm->memory_text;
-    if ((strstr(text, "in symmetric windows") != NULL) != (windows != WINDOWS_NONE) ||
+    bool made = windows != WINDOWS_NONE && getenv(NO_WINDOWS) == NULL;
+    if ((strstr(text, "in symmetric windows") != NULL) != made ||
+        (strstr(text, "that NCCL has registered") != NULL) != (windows != WINDOWS_NONE && !made) ||
         (strstr(text, "in rank order") != NULL) !=
-            (windows == WINDOWS_OWN && b->device->early_launch /* H100 and newer */ &&
-             getenv(NO_WINDOWS) == NULL))
+            (made && windows == WINDOWS_OWN && b->device->early_launch /* H100 and newer */))
         return FAIL(CORRUPT, "rank %d: %s", l->rank, b->comm->memory_text);
     b->a = b->memory;
     b->b = (char *)b->memory + each;
