@@ -106,8 +106,9 @@ struct hold {
     uint32_t end;   /* they may leave them */
 };
 
-/* At most; if the library waits for it (to load a kernel, say), it is not for long. */
-static const uint64_t HOLD_NS = 100000000;
+/* At most, beside the time of what it is for; if the library waits for it (to load a kernel, say),
+ * it is not for long. */
+static const double HOLD_US = 100000.0;
 
 __device__ static uint64_t now_ns()
 {
@@ -116,24 +117,24 @@ __device__ static uint64_t now_ns()
     return now;
 }
 
-/* Wait until @word is @value, or for too long. */
-__device__ static void hold_wait(const volatile uint32_t *word, uint32_t value)
+/* Wait until @word is @value, or for @most_ns. */
+__device__ static void hold_wait(const volatile uint32_t *word, uint32_t value, uint64_t most_ns)
 {
-    for (uint64_t begun = now_ns(); *word != value && now_ns() - begun < HOLD_NS;)
+    for (uint64_t begun = now_ns(); *word != value && now_ns() - begun < most_ns;)
         __nanosleep(200);
 }
 
 /* A block of one thread and all shared memory has a multiprocessor for itself. */
-__global__ static void gemm_hold_kernel(struct hold *hold)
+__global__ static void gemm_hold_kernel(struct hold *hold, uint64_t most_ns)
 {
     atomicAdd(&hold->begun, 1);
-    hold_wait(&hold->end, 1);
+    hold_wait(&hold->end, 1, most_ns);
 }
 
 /* In the stream of the products: behind this they find @blocks multiprocessors held. */
-__global__ static void gemm_held_kernel(const struct hold *hold, uint32_t blocks)
+__global__ static void gemm_held_kernel(const struct hold *hold, uint32_t blocks, uint64_t most_ns)
 {
-    hold_wait(&hold->begun, blocks);
+    hold_wait(&hold->begun, blocks, most_ns);
 }
 
 __global__ static void gemm_let_go_kernel(struct hold *hold)
@@ -160,14 +161,16 @@ struct measuring {
     cudaEvent_t mark[CANDIDATES * ROUNDS + 1]; /* owned */
 };
 
-static enum status hold_begin(struct measuring *m, int32_t blocks)
+/* @us: what is measured meanwhile takes about that. */
+static enum status hold_begin(struct measuring *m, int32_t blocks, double us)
 {
+    uint64_t most_ns = (uint64_t)(1e3 * (HOLD_US + 4.0 * us));
     TRY(CUDA(cudaMemsetAsync(m->hold, 0, sizeof *m->hold, stream_cuda(m->s))));
     TRY(CUDA(cudaEventRecord(m->mark[0], stream_cuda(m->s))));
     TRY(CUDA(cudaStreamWaitEvent(stream_cuda(m->beside), m->mark[0], 0)));
-    gemm_hold_kernel<<<blocks, 1, m->hold_bytes, stream_cuda(m->beside)>>>(m->hold);
+    gemm_hold_kernel<<<blocks, 1, m->hold_bytes, stream_cuda(m->beside)>>>(m->hold, most_ns);
     TRY(CUDA(cudaGetLastError()));
-    gemm_held_kernel<<<1, 1, 0, stream_cuda(m->s)>>>(m->hold, (uint32_t)blocks);
+    gemm_held_kernel<<<1, 1, 0, stream_cuda(m->s)>>>(m->hold, (uint32_t)blocks, most_ns);
     return CUDA(cudaGetLastError());
 }
 
@@ -186,7 +189,7 @@ static enum status hold_open(struct measuring *m)
                                   m->hold_bytes)));
     TRY(hold_end(m));
     TRY(stream_sync(m->s));
-    TRY(hold_begin(m, 1));
+    TRY(hold_begin(m, 1, 0.0));
     TRY(hold_end(m));
     return stream_sync(m->beside);
 }
@@ -217,7 +220,7 @@ static enum status time_held(struct measuring *m, struct gemm_plan *p,
     int runs = (int)(round_us / guess_us);
     runs = runs < least ? least : runs > MOST_RUNS ? MOST_RUNS : runs;
     if (held > 0)
-        TRY(hold_begin(m, held));
+        TRY(hold_begin(m, held, guess_us * runs * ROUNDS * count));
     TRY(CUDA(cudaEventRecord(m->mark[0], stream_cuda(m->s))));
     for (int i = 0; i < ROUNDS * count; i++) {
         TRY(take_candidate(p, &candidates[i % count]));
