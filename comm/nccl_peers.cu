@@ -18,7 +18,6 @@
 
 #include "comm/nccl_private.h"
 #include "engine/base/log.h"
-#include "engine/device/barrier.cuh"
 #include "engine/device/cuda_check.h"
 
 #if __has_include(<nccl_device.h>)
@@ -70,6 +69,43 @@ struct peers_args {
 /* ---- on the device --------------------------------------------------------------------------- */
 
 #if __CUDA_ARCH__ >= 900
+__device__ static uint32_t shared_at(const void *shared)
+{
+    return (uint32_t)__cvta_generic_to_shared(shared);
+}
+
+__device__ static void barrier_open(uint64_t *barrier, uint32_t arrivals)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_at(barrier)), "r"(arrivals)
+                 : "memory");
+}
+
+__device__ static void barrier_arrive(uint64_t *barrier)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_at(barrier)) : "memory");
+}
+
+__device__ static void barrier_expect(uint64_t *barrier, uint32_t bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_at(barrier)),
+                 "r"(bytes)
+                 : "memory");
+}
+
+__device__ static void barrier_wait(uint64_t *barrier, uint32_t parity)
+{
+    uint32_t done = 0;
+    while (done == 0)
+        asm volatile("{\n"
+                     ".reg .pred p;\n"
+                     "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                     "selp.u32 %0, 1, 0, p;\n"
+                     "}"
+                     : "=r"(done)
+                     : "r"(shared_at(barrier)), "r"(parity)
+                     : "memory");
+}
+
 __device__ static void bulk_load(void *shared, const char *global, uint32_t bytes,
                                  uint64_t *barrier)
 {
@@ -166,8 +202,8 @@ __global__ static void __launch_bounds__(GATHER_THREADS)
                     if (peer != a.rank || in != a.base[a.rank] + out)
                         bulk_store(a.base[peer] + out + from, stage, bytes);
                 }
-                bulk_commit();
-                bulk_wait_read<AHEAD>();
+                asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+                asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(AHEAD) : "memory");
             }
             if (next < chunks) {
                 size_t from = share.from + (size_t)next * CHUNK;
@@ -176,7 +212,7 @@ __global__ static void __launch_bounds__(GATHER_THREADS)
                 bulk_load(stages + (size_t)s * CHUNK, in + from, bytes, &full[s]);
             }
         }
-        bulk_wait();
+        asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
     }
     __syncwarp();
     meet(a, begun + 2); /* all have written here */

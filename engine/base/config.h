@@ -71,7 +71,6 @@ struct run_config {
         char gemm_plan[CONFIG_TEXT_BYTES]; /* "auto", "off" or a folder: engine/train/products.h */
         enum window_kind windows; /* NCCL: collectives in symmetric windows, where all ranks can */
         int64_t gemm_beside;      /* or GEMM_BESIDE_AUTO */
-        bool gemm_own;            /* CUDA: own products are candidates of the plan */
         bool early_launch;        /* CUDA: kernels overlap with the end of those before */
         int64_t max_unit_numel;
         int64_t threads; /* BLAS and op threads a rank; 0 = cores / local ranks */

@@ -147,8 +147,6 @@ const struct config_field config_fields[] = {
     INT_OR(train, gemm_beside, GEMM_BESIDE_AUTO, 0, 1 << 16, "auto", GEMM_BESIDE_AUTO,
            "On CUDA: multiprocessors that collectives hold about half of the time, for which the "
            "algorithms of matrix products are chosen; auto: as many as NCCL gets; 0: none."),
-    BOOL(train, gemm_own, false,
-         "On CUDA, H100: a measured GEMM plan may choose Tessera's own matrix products, too."),
     BOOL(train, early_launch, true,
          "On CUDA, H100 and newer: a kernel's blocks are placed while the kernel before it ends."),
     INT(train, max_unit_numel, 16777216, 128, INT64_C(1) << 40,

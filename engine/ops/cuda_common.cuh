@@ -59,11 +59,10 @@ __device__ static inline void kernel_begin(void)
 #endif
 }
 
-/** launch_kernel_shared() - enqueue a kernel that begins with kernel_begin(), with @bytes of
- * dynamic shared memory a block. */
+/** launch_kernel() - enqueue a kernel that begins with kernel_begin(). */
 template <typename... P, typename... A>
-static inline enum status launch_kernel_shared(struct stream *s, dim3 grid, int threads, int bytes,
-                                               void (*kernel)(P...), A... args)
+static inline enum status launch_kernel(struct stream *s, dim3 grid, int threads,
+                                        void (*kernel)(P...), A... args)
 {
     cudaLaunchAttribute early = {};
     cudaLaunchConfig_t config = {};
@@ -71,19 +70,10 @@ static inline enum status launch_kernel_shared(struct stream *s, dim3 grid, int 
     early.val.programmaticStreamSerializationAllowed = 1;
     config.gridDim = grid;
     config.blockDim = dim3((unsigned)threads);
-    config.dynamicSmemBytes = (size_t)bytes;
     config.stream = stream_cuda(s);
     config.attrs = &early;
     config.numAttrs = s->device->early_launch ? 1 : 0;
     return CUDA(cudaLaunchKernelEx(&config, kernel, P(args)...));
-}
-
-/** launch_kernel() - the same without any. */
-template <typename... P, typename... A>
-static inline enum status launch_kernel(struct stream *s, dim3 grid, int threads,
-                                        void (*kernel)(P...), A... args)
-{
-    return launch_kernel_shared(s, grid, threads, 0, kernel, args...);
 }
 
 /* Sixteen bytes on their way to shared memory, past the registers; cp.async of PTX. */

@@ -3,9 +3,8 @@
 #include "engine/base/arena.h"
 #include "engine/base/clock.h"
 #include "engine/ops/gemm_lt.cuh"
-#include "engine/ops/gemm_wgmma.cuh"
 
-enum { OFFERED = 8, CANDIDATES = 2 * OFFERED + GEMM_SHAPES, FINALISTS = 3, ROUNDS = 3 };
+enum { OFFERED = 8, CANDIDATES = 2 * OFFERED, FINALISTS = 3, ROUNDS = 3 };
 enum { MOST_RUNS = 12, MOST_SETS = 64 };
 
 /* More than the L2 cache of any card so far. */
@@ -145,6 +144,11 @@ __global__ static void gemm_let_go_kernel(struct hold *hold)
 
 /* ---- one product ----------------------------------------------------------------------------- */
 
+struct candidate {
+    cublasLtMatmulAlgo_t algo;
+    uint32_t sm;
+};
+
 struct measuring {
     struct gemm_library *library;
     struct stream *s, *beside;
@@ -190,20 +194,25 @@ static enum status hold_open(struct measuring *m)
     return stream_sync(m->beside);
 }
 
+static enum status take_candidate(struct gemm_plan *p, const struct candidate *c)
+{
+    p->algo = c->algo;
+    return gemm_plan_aim(p, c->sm);
+}
+
 static enum status run_once(struct measuring *m, struct gemm_plan *p)
 {
     const struct operands *o = &m->operands;
     char *a = m->memory + o->bias_bytes, *sets = a + o->a_bytes;
     char *b = sets + (size_t)(m->runs++ % o->sets) * (o->b_bytes + o->out_bytes);
-    return gemm_plan_issue(m->library, p, b + o->b_bytes, a, b, p->key.bias ? m->memory : NULL,
-                           m->workspace, m->s);
+    return gemm_plan_issue(m->library, p, b + o->b_bytes, a, b, m->workspace, stream_cuda(m->s));
 }
 
 /* Microseconds of a run of each of the @count candidates, taking turns: the fastest round, because
  * what disturbs only slows down. @round_us: time for one in a round; at least @least runs. @held:
  * multiprocessors that are held meanwhile. */
 static enum status time_held(struct measuring *m, struct gemm_plan *p,
-                             const struct gemm_algo *candidates, int count, double round_us,
+                             const struct candidate *candidates, int count, double round_us,
                              int least, int32_t held, double *us)
 {
     const struct gemm_key *key = &p->key;
@@ -214,7 +223,7 @@ static enum status time_held(struct measuring *m, struct gemm_plan *p,
         TRY(hold_begin(m, held, guess_us * runs * ROUNDS * count));
     TRY(CUDA(cudaEventRecord(m->mark[0], stream_cuda(m->s))));
     for (int i = 0; i < ROUNDS * count; i++) {
-        TRY(gemm_plan_take(p, &candidates[i % count]));
+        TRY(take_candidate(p, &candidates[i % count]));
         for (int k = 0; k < runs; k++)
             TRY(run_once(m, p));
         TRY(CUDA(cudaEventRecord(m->mark[i + 1], stream_cuda(m->s))));
@@ -236,7 +245,7 @@ static enum status time_held(struct measuring *m, struct gemm_plan *p,
 
 /* The same alone or, of a product that runs beside collectives, the mean of alone and beside. */
 static enum status time_candidates(struct measuring *m, struct gemm_plan *p,
-                                   const struct gemm_algo *candidates, int count, double round_us,
+                                   const struct candidate *candidates, int count, double round_us,
                                    int least, double *us)
 {
     double beside[CANDIDATES];
@@ -252,15 +261,15 @@ static enum status time_candidates(struct measuring *m, struct gemm_plan *p,
 /* The fastest of @count candidates and its time: short heats for all, then a longer final of the
  * heuristic's first choice and the best of the others. */
 static enum status find_fastest(struct measuring *m, struct gemm_plan *p,
-                                const struct gemm_algo *candidates, int count, int *best,
+                                const struct candidate *candidates, int count, int *best,
                                 double *best_us)
 {
-    struct gemm_algo finalist[FINALISTS];
+    struct candidate finalist[FINALISTS];
     int index[FINALISTS] = {0}, finalists = count < FINALISTS ? count : FINALISTS;
     double us[CANDIDATES];
     bool taken[CANDIDATES] = {true};  /* the first is in the final */
     for (int c = 0; c < count; c++) { /* the first run loads the kernel */
-        TRY(gemm_plan_take(p, &candidates[c]));
+        TRY(take_candidate(p, &candidates[c]));
         TRY(run_once(m, p));
     }
     TRY(time_candidates(m, p, candidates, count, HEAT_US, 1, us));
@@ -282,46 +291,32 @@ static enum status find_fastest(struct measuring *m, struct gemm_plan *p,
 }
 
 /* Add what is offered for @sm multiprocessors; only algorithms that a plan file can tell again. */
-static enum status add_offered(const struct measuring *m, struct gemm_plan *p, uint32_t sm,
-                               struct gemm_algo *candidates, int *count)
+static enum status add_candidates(const struct measuring *m, struct gemm_plan *p, uint32_t sm,
+                                  struct candidate *candidates, int *count)
 {
-    struct gemm_algo algos[OFFERED];
+    cublasLtMatmulAlgo_t algos[OFFERED];
     int offered = 0;
-    TRY(gemm_plan_ask(m->library, p, sm, algos, OFFERED, &offered));
+    TRY(gemm_plan_aim(p, sm));
+    TRY(gemm_plan_ask(m->library, p, algos, OFFERED, &offered));
     for (int i = 0; i < offered; i++) {
         uint32_t values[GEMM_ATTRIBUTES];
-        gemm_algo_read(values, &algos[i]);
-        if (gemm_algo_make(m->library, &candidates[*count], p, values))
+        gemm_algo_read(values, &algos[i], sm);
+        candidates[*count].sm = sm;
+        if (gemm_algo_make(m->library, &candidates[*count].algo, p, values))
             ++*count;
     }
     return ST_OK;
-}
-
-static void add_own(const struct measuring *m, struct gemm_plan *p, struct gemm_algo *candidates,
-                    int *count)
-{
-    for (int shape = 0; shape < GEMM_SHAPES; shape++) {
-        struct gemm_algo own = {};
-        uint32_t values[GEMM_ATTRIBUTES];
-        own.shape = shape;
-        gemm_algo_read(values, &own);
-        if (gemm_algo_make(m->library, &candidates[*count], p, values))
-            ++*count;
-    }
 }
 
 static enum status candidates_of(const struct measuring *m, struct gemm_plan *p,
-                                 struct gemm_algo *candidates, int *count)
+                                 struct candidate *candidates, int *count)
 {
     *count = 0;
-    TRY(add_offered(m, p, 0, candidates, count));
-    if (*count == 0) /* then the heuristic's choice serves, which no file can tell */
+    TRY(add_candidates(m, p, 0, candidates, count));
+    if (p->key.beside == 0)
         return ST_OK;
-    if (p->key.beside > 0)
-        TRY(add_offered(m, p, (uint32_t)(m->library->card.multiprocessors - p->key.beside),
-                        candidates, count));
-    add_own(m, p, candidates, count);
-    return ST_OK;
+    return add_candidates(m, p, (uint32_t)(m->library->card.multiprocessors - p->key.beside),
+                          candidates, count);
 }
 
 static enum status measure_one(struct measuring *m, struct gemm_table *table,
@@ -330,17 +325,17 @@ static enum status measure_one(struct measuring *m, struct gemm_table *table,
 {
     struct gemm_plan p = {};
     struct gemm_entry entry = {};
-    struct gemm_algo candidates[CANDIDATES];
+    struct candidate candidates[CANDIDATES];
     int count = 0, best = 0;
     p.key = entry.key = *key;
     m->operands = operands_of(key);
     TRY(gemm_plan_describe(&p, key->bias ? m->memory : NULL, CUBLAS_COMPUTE_32F));
     TRY(candidates_of(m, &p, candidates, &count));
-    if (count == 0)
+    if (count == 0) /* then the heuristic's choice serves, which no file can tell */
         return ST_OK;
     if (in_time)
         TRY(find_fastest(m, &p, candidates, count, &best, &entry.us));
-    gemm_algo_read(entry.algo, &candidates[best]);
+    gemm_algo_read(entry.algo, &candidates[best].algo, candidates[best].sm);
     result->products++;
     result->changed += best > 0;
     result->skipped += !in_time;
@@ -381,7 +376,6 @@ enum status gemm_measure(struct device *device, struct gemm_table *table,
     struct measuring m = {};
     enum status st = ST_OK;
     size_t bytes = 0;
-    bool early = device->early_launch;
     *result = {};
     for (int i = 0; i < wanted->count; i++) {
         struct operands o = operands_of(&wanted->entries[i].key);
@@ -394,12 +388,10 @@ enum status gemm_measure(struct device *device, struct gemm_table *table,
     m.library = gemm_library_of(device);
     m.s = &device->streams[STREAM_COMPUTE];
     m.beside = &device->streams[STREAM_GATHER];
-    device->early_launch = false; /* in a step an own product seldom stands behind another one */
     TRY_GOTO(st, out, stream_scratch(&m.workspace, m.s, GEMM_WORKSPACE_BYTES));
     TRY_GOTO(st, out, device_alloc(device, (void **)&m.memory, bytes + sizeof *m.hold));
     TRY_GOTO(st, out, measure_all(&m, table, wanted, bytes, budget_s, result));
 out:
-    device->early_launch = early;
     if (m.memory)
         (void)!stream_sync(m.s);
     for (int i = 0; i <= CANDIDATES * ROUNDS; i++)

@@ -6,7 +6,6 @@
 #include "engine/base/arena.h"
 #include "engine/ops/attention_cuda.cuh"
 #include "engine/ops/gemm_lt.cuh"
-#include "engine/ops/gemm_wgmma.cuh"
 
 /* ---- one plan -------------------------------------------------------------------------------- */
 
@@ -76,17 +75,11 @@ enum status gemm_plan_describe(struct gemm_plan *p, const void *bias, cublasComp
     return gemm_plan_desc(p, &form, bias, compute);
 }
 
-static enum status gemm_plan_aim(struct gemm_plan *p, uint32_t sm)
+enum status gemm_plan_aim(struct gemm_plan *p, uint32_t sm)
 {
     int32_t target = (int32_t)sm;
     return CUBLAS(cublasLtMatmulDescSetAttribute(&p->desc, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET,
                                                  &target, sizeof target));
-}
-
-enum status gemm_plan_take(struct gemm_plan *p, const struct gemm_algo *algo)
-{
-    p->algo = *algo;
-    return algo->shape < 0 ? gemm_plan_aim(p, algo->sm) : ST_OK;
 }
 
 static enum status gemm_preference(cublasLtMatmulPreferenceOpaque_t *preference,
@@ -109,8 +102,8 @@ static enum status gemm_preference(cublasLtMatmulPreferenceOpaque_t *preference,
     return ST_OK;
 }
 
-enum status gemm_plan_ask(struct gemm_library *library, struct gemm_plan *p, uint32_t sm,
-                          struct gemm_algo *algos, int most, int *count)
+enum status gemm_plan_ask(struct gemm_library *library, struct gemm_plan *p,
+                          cublasLtMatmulAlgo_t *algos, int most, int *count)
 {
     enum { MOST = 16 };
     cublasLtMatmulPreferenceOpaque_t preference;
@@ -118,7 +111,6 @@ enum status gemm_plan_ask(struct gemm_library *library, struct gemm_plan *p, uin
     int offered = 0;
     ASSERT(most <= MOST);
     *count = 0;
-    TRY(gemm_plan_aim(p, sm));
     TRY(gemm_preference(&preference, &p->key));
     cublasStatus_t st =
         cublasLtMatmulAlgoGetHeuristic(library->handle, &p->desc, &p->first, &p->second, &p->out,
@@ -128,7 +120,7 @@ enum status gemm_plan_ask(struct gemm_library *library, struct gemm_plan *p, uin
     TRY(CUBLAS(st));
     for (int i = 0; i < offered; i++)
         if (result[i].state == CUBLAS_STATUS_SUCCESS)
-            algos[(*count)++] = {result[i].algo, sm, -1};
+            algos[(*count)++] = result[i].algo;
     return ST_OK;
 }
 
@@ -139,12 +131,12 @@ static enum status gemm_plan_choose(struct gemm_library *library, struct gemm_pl
     int count = 0;
     if (p->key.dtype != DTYPE_BF16) {
         TRY(gemm_plan_describe(p, bias, CUBLAS_COMPUTE_32F_PEDANTIC));
-        TRY(gemm_plan_ask(library, p, 0, &p->algo, 1, &count));
+        TRY(gemm_plan_ask(library, p, &p->algo, 1, &count));
         if (count > 0)
             return ST_OK;
     }
     TRY(gemm_plan_describe(p, bias, CUBLAS_COMPUTE_32F));
-    TRY(gemm_plan_ask(library, p, 0, &p->algo, 1, &count));
+    TRY(gemm_plan_ask(library, p, &p->algo, 1, &count));
     if (count == 0)
         return FAIL(UNSUPPORTED,
                     "cuBLASLt has no algorithm for product kind %d, %s, T %lld, N %lld, K %lld",
@@ -172,67 +164,44 @@ static const struct {
 };
 static_assert(sizeof attributes / sizeof *attributes == GEMM_ATTRIBUTES - 1, "GEMM_SM is the last");
 
-void gemm_algo_read(uint32_t values[GEMM_ATTRIBUTES], const struct gemm_algo *algo)
+void gemm_algo_read(uint32_t values[GEMM_ATTRIBUTES], const cublasLtMatmulAlgo_t *algo, uint32_t sm)
 {
-    memset(values, 0, sizeof *values * GEMM_ATTRIBUTES);
-    values[GEMM_SM] = algo->sm;
-    if (algo->shape >= 0) {
-        values[GEMM_ID] = GEMM_OWN;
-        values[GEMM_TILE] = (uint32_t)algo->shape;
-        return;
-    }
+    values[GEMM_SM] = sm;
     for (int i = 0; i < GEMM_SM; i++) {
         size_t written = 0;
-        /* little endian: the low bytes of a narrow one */
-        if (cublasLtMatmulAlgoConfigGetAttribute(&algo->lt, attributes[i].name, &values[i],
+        values[i] = 0; /* little endian: the low bytes of a narrow one */
+        if (cublasLtMatmulAlgoConfigGetAttribute(algo, attributes[i].name, &values[i],
                                                  attributes[i].bytes,
                                                  &written) != CUBLAS_STATUS_SUCCESS)
             values[i] = 0;
     }
 }
 
-static bool own_algo_make(const struct gemm_library *library, struct gemm_algo *algo,
-                          const struct gemm_key *key, const uint32_t values[GEMM_ATTRIBUTES])
-{
-    *algo = {};
-    for (int i = 0; i < GEMM_ATTRIBUTES; i++)
-        if (i != GEMM_ID && i != GEMM_TILE && values[i] != 0)
-            return false;
-    if (!library->own || values[GEMM_TILE] >= GEMM_SHAPES || !gemm_wgmma_can(key))
-        return false;
-    algo->shape = (int)values[GEMM_TILE];
-    return true;
-}
-
-bool gemm_algo_make(const struct gemm_library *library, struct gemm_algo *algo, struct gemm_plan *p,
-                    const uint32_t values[GEMM_ATTRIBUTES])
+bool gemm_algo_make(const struct gemm_library *library, cublasLtMatmulAlgo_t *algo,
+                    struct gemm_plan *p, const uint32_t values[GEMM_ATTRIBUTES])
 {
     const uint32_t reproducible =
         CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     cudaDataType_t in = p->key.dtype == DTYPE_BF16 ? CUDA_R_16BF : CUDA_R_32F;
     cudaDataType_t out = p->key.kind == GEMM_BACKWARD_WEIGHT ? CUDA_R_32F : in;
     cublasLtMatmulHeuristicResult_t result;
-    if (values[GEMM_ID] == GEMM_OWN)
-        return own_algo_make(library, algo, &p->key, values);
     memset(algo, 0, sizeof *algo); /* the library leaves gaps as they are */
-    algo->sm = values[GEMM_SM];
-    algo->shape = -1;
     if (values[GEMM_REDUCTION] & ~reproducible || values[GEMM_ID] > INT32_MAX ||
         values[GEMM_SM] > (uint64_t)library->card.multiprocessors ||
         gemm_plan_aim(p, values[GEMM_SM]) != ST_OK)
         return false;
     if (cublasLtMatmulAlgoInit(library->handle, CUBLAS_COMPUTE_32F, CUDA_R_32F, in, in, out, out,
-                               (int)values[GEMM_ID], &algo->lt) != CUBLAS_STATUS_SUCCESS)
+                               (int)values[GEMM_ID], algo) != CUBLAS_STATUS_SUCCESS)
         return false;
     for (int i = GEMM_ID + 1; i < GEMM_SM; i++) {
         if (attributes[i].bytes == 2 && values[i] > UINT16_MAX)
             return false;
-        if (cublasLtMatmulAlgoConfigSetAttribute(&algo->lt, attributes[i].name, &values[i],
+        if (cublasLtMatmulAlgoConfigSetAttribute(algo, attributes[i].name, &values[i],
                                                  attributes[i].bytes) != CUBLAS_STATUS_SUCCESS)
             return false;
     }
     return cublasLtMatmulAlgoCheck(library->handle, &p->desc, &p->first, &p->second, &p->out,
-                                   &p->out, &algo->lt, &result) == CUBLAS_STATUS_SUCCESS &&
+                                   &p->out, algo, &result) == CUBLAS_STATUS_SUCCESS &&
            result.state == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= GEMM_WORKSPACE_BYTES;
 }
 
@@ -244,7 +213,7 @@ void gemm_card(const struct device *device, struct gemm_card *card)
 bool gemm_plan_accepts(const struct device *device, const struct gemm_entry *entry)
 {
     struct gemm_plan p = {};
-    struct gemm_algo algo;
+    cublasLtMatmulAlgo_t algo;
     p.key = entry->key;
     /* No product runs here: any address with the right alignment will do. */
     const void *bias = (const void *)(uintptr_t)p.key.align;
@@ -318,12 +287,6 @@ void gemm_plan_beside(struct device *device, int64_t multiprocessors)
     library->beside = (int32_t)(multiprocessors < most ? multiprocessors : most);
 }
 
-void gemm_plan_own(struct device *device, bool own)
-{
-    struct gemm_library *library = gemm_library_of(device);
-    library->own = own && library->encode != NULL;
-}
-
 int gemm_plan_missing(const struct device *device)
 {
     return gemm_library_of(device)->missing;
@@ -338,17 +301,13 @@ static int32_t gemm_alignment(const void *a, const void *b, const void *c, const
     return (int32_t)(bits & (~bits + 1));
 }
 
-enum status gemm_plan_issue(struct gemm_library *library, struct gemm_plan *p, void *out,
-                            const void *a, const void *b, const void *bias, void *workspace,
-                            struct stream *s)
+enum status gemm_plan_issue(const struct gemm_library *library, struct gemm_plan *p, void *out,
+                            const void *a, const void *b, void *workspace, cudaStream_t stream)
 {
     float one = 1.0f, beta = p->key.add ? 1.0f : 0.0f;
-    if (p->algo.shape >= 0)
-        return gemm_wgmma_issue(s, library->encode, &p->key, p->algo.shape, library->turn++, out, a,
-                                b, bias);
     return CUBLAS(cublasLtMatmul(library->handle, &p->desc, &one, b, &p->first, a, &p->second,
-                                 &beta, out, &p->out, out, &p->out, &p->algo.lt, workspace,
-                                 GEMM_WORKSPACE_BYTES, stream_cuda(s)));
+                                 &beta, out, &p->out, out, &p->out, &p->algo, workspace,
+                                 GEMM_WORKSPACE_BYTES, stream));
 }
 
 enum status gemm_run(struct stream *s, enum gemm_kind kind, struct tensor out, struct tensor a,
@@ -372,7 +331,7 @@ enum status gemm_run(struct stream *s, enum gemm_kind kind, struct tensor out, s
     if (bias)
         TRY(CUBLAS(cublasLtMatmulDescSetAttribute(&p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
                                                   &bias, sizeof bias)));
-    return gemm_plan_issue(library, p, out.data, a.data, b.data, bias, workspace, s);
+    return gemm_plan_issue(library, p, out.data, a.data, b.data, workspace, stream_cuda(s));
 }
 
 /* ---- open and close -------------------------------------------------------------------------- */
@@ -400,8 +359,6 @@ enum status ops_cuda_open(struct device *device)
     TRY(card_of(&library->card, device));
     TRY(columns_open(device));
     TRY(CUBLAS(cublasLtCreate(&library->handle)));
-    TRY(gemm_wgmma_open(&library->encode));
-    library->own = library->encode != NULL;
     return attention_cuda_open();
 }
 

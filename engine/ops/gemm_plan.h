@@ -1,5 +1,5 @@
 /*
- * engine/ops/gemm_plan.h - which algorithm runs which matrix product: of cuBLASLt, or our own.
+ * engine/ops/gemm_plan.h - which cuBLASLt algorithm runs which matrix product.
  *
  * The library object of a CUDA device (device->library) holds the cuBLASLt handle and what is known
  * of each product (struct gemm_key) that was met so far. An algorithm comes from the plan that was
@@ -69,9 +69,6 @@ void gemm_plan_install(struct device *device, const struct gemm_table *table);
  * measured both ways (gemm_measure.h).
  */
 void gemm_plan_beside(struct device *device, int64_t multiprocessors);
-
-/** gemm_plan_own() - may own products (gemm_wgmma.cuh) run, where they can? At first they may. */
-void gemm_plan_own(struct device *device, bool own);
 
 /** gemm_plan_missing() - bf16 products met since then that the plan lacks. */
 int gemm_plan_missing(const struct device *device);

@@ -14,10 +14,9 @@
  *         split=1 reduction=0 swizzle=0 custom=7 inner=0 cluster=5 sm=116 us=31.4     (one line)
  *
  * The first two words and all up to beside name the product (struct gemm_key), each product once;
- * id to sm are the attributes of the algorithm, as numbers of that library version, or id GEMM_OWN
- * and as tile a shape of gemm_wgmma.cuh; us is what was measured, 0 if nothing was. A reader
- * refuses what it does not know. No attribute is believed: the library checks each algorithm before
- * it is used (gemm_plan_accepts()).
+ * id to sm are the attributes of the algorithm, as numbers of that library version; us is what was
+ * measured, 0 if nothing was. A reader refuses what it does not know. No attribute is believed:
+ * the library checks each algorithm before it is used (gemm_plan_accepts()).
  *
  * Plain C: nothing here needs a GPU. One thread.
  */
@@ -34,7 +33,6 @@
 C_BEGIN
 
 enum { GEMM_CARD_BYTES = 128, GEMM_TABLE_MAX = 4096 /* entries */ };
-enum { GEMM_OWN = 1 << 20 /* an id: not of the library */ };
 
 enum gemm_kind {
     GEMM_FORWARD,         /* y (T, N) = x (T, K) w (N, K)^T + bias */

@@ -176,7 +176,6 @@ void products_open(struct trainer *t)
 {
     int64_t beside = t->config->train.gemm_beside;
     gemm_plan_beside(t->device, beside == GEMM_BESIDE_AUTO ? t->comm->multiprocessors : beside);
-    gemm_plan_own(t->device, t->config->train.gemm_own);
 }
 
 enum status products_plan(struct trainer *t)
