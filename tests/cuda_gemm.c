@@ -372,7 +372,8 @@ static void algorithms_that_do_not_fit_are_refused(void **state)
     int refused = 0;
     for (int i = 0; i < 400; i++) {
         bad = good;
-        bad.algo[test_random(&random) % GEMM_ATTRIBUTES] = (uint32_t)(test_random(&random) % 80);
+        uint32_t *value = &bad.algo[test_random(&random) % GEMM_ATTRIBUTES];
+        *value = (uint32_t)(test_random(&random) % 80);
         refused += !gemm_plan_accepts(gpu, &bad);
     }
     printf("%d of 400 random changes refused\n", refused);

@@ -71,8 +71,10 @@ static size_t change(uint8_t out[2 * MAX_BYTES], const uint8_t *data, size_t byt
         memcpy(out + at, data, bytes);
         return at + bytes;
     }
-    for (uint64_t i = 0; i < 1 + kind % 3; i++)
-        out[test_random(random) % bytes] ^= (uint8_t)(1u << (test_random(random) % 8));
+    for (uint64_t i = 0; i < 1 + kind % 3; i++) {
+        uint8_t *changed = &out[test_random(random) % bytes];
+        *changed ^= (uint8_t)(1u << (test_random(random) % 8));
+    }
     return bytes;
 }
 

@@ -24,21 +24,24 @@ static int release(void **state)
     return mem_live_bytes() == 0 ? 0 : -1;
 }
 
+/* A draw a statement: two in one come in the order that the compiler likes. */
 static struct gemm_entry entry_of(uint64_t *random, int64_t T)
 {
     struct gemm_entry e;
     memset(&e, 0, sizeof e);
-    e.key = (struct gemm_key){.T = T,
-                              .N = 1 + (int64_t)(test_random(random) % 5000),
-                              .K = 1 + (int64_t)(test_random(random) % 5000),
-                              .kind = (int32_t)(test_random(random) % GEMM_KINDS),
-                              .dtype = test_random(random) % 2 ? DTYPE_BF16 : DTYPE_F32,
-                              .add = (int32_t)(test_random(random) % 2),
-                              .bias = (int32_t)(test_random(random) % 2),
-                              .align = 1 << test_random(random) % 9,
-                              .beside = (int32_t)(test_random(random) % 133)};
-    for (int i = 0; i < GEMM_ATTRIBUTES; i++)
-        e.algo[i] = (uint32_t)test_random(random) >> test_random(random) % 32;
+    e.key.T = T;
+    e.key.N = 1 + (int64_t)(test_random(random) % 5000);
+    e.key.K = 1 + (int64_t)(test_random(random) % 5000);
+    e.key.kind = (int32_t)(test_random(random) % GEMM_KINDS);
+    e.key.dtype = test_random(random) % 2 ? DTYPE_BF16 : DTYPE_F32;
+    e.key.add = (int32_t)(test_random(random) % 2);
+    e.key.bias = (int32_t)(test_random(random) % 2);
+    e.key.align = 1 << test_random(random) % 9;
+    e.key.beside = (int32_t)(test_random(random) % 133);
+    for (int i = 0; i < GEMM_ATTRIBUTES; i++) {
+        e.algo[i] = (uint32_t)test_random(random);
+        e.algo[i] >>= test_random(random) % 32;
+    }
     e.us = (double)(test_random(random) % 100000) / 100.0;
     return e;
 }

@@ -222,10 +222,11 @@ static struct simulate_span spans[MAX_INSTRS];
 static void random_seconds(const struct program *p, uint64_t *random)
 {
     assert_true(p->instr_count <= MAX_INSTRS);
-    for (int i = 0; i < p->instr_count; i++)
-        drawn[i] = (struct simulate_work){(double)(test_random(random) % 3) * 1e-3,
-                                          (double)(test_random(random) % 1000) * 1e-4,
-                                          simulate_is_collective(p->instrs[i].op)};
+    for (int i = 0; i < p->instr_count; i++) {
+        double pause = (double)(test_random(random) % 3) * 1e-3;
+        double seconds = (double)(test_random(random) % 1000) * 1e-4;
+        drawn[i] = (struct simulate_work){pause, seconds, simulate_is_collective(p->instrs[i].op)};
+    }
 }
 
 /* The longest chain of waits and stream order: no line is shorter. */
