@@ -75,7 +75,7 @@ BENCHES  := $(patsubst bench/%.c,$(BUILD)/bench/%,$(BENCH_SRC))
 LIBTESS  := $(BUILD)/libtessera.a
 BINARY   := $(if $(filter build/release build/release-cpu,$(BUILD)),tessera,$(BUILD)/tessera)
 
-.PHONY: all tests test run-tests soak fuzz fuzzers bench bench-checkpoint bench-gpu check check-report check-tensorboard format deps demo run-demo parity \
+.PHONY: all tests test run-tests soak fuzz fuzzers benches bench bench-checkpoint bench-gpu check check-report check-tensorboard format deps demo run-demo parity \
         run-parity golden docs clean help FORCE
 
 all: $(BINARY)
@@ -204,6 +204,8 @@ TEST_KILLS ?= 200
 soak: $(BUILD)/tests/train_resume_killed $(BUILD)/tests/io_checkpoint_crash $(BINARY)
 	@TESSERA=./$(BINARY) TEST_KILLS=$(TEST_KILLS) TEST_TIMEOUT=7200 scripts/run-tests.py $(BUILD) $(filter $(BUILD)/tests/%,$^)
 	@grep -h 'kill' $(BUILD)/test-logs/train_resume_killed.log $(BUILD)/test-logs/io_checkpoint_crash.log | grep -v '^\['
+
+benches: $(BENCHES)
 
 bench: $(BENCHES) $(BINARY)
 	@env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE TESSERA=./$(BINARY) PYTHON='$(PYTHON)' scripts/run-bench.sh $(BENCHES)

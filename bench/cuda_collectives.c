@@ -153,6 +153,10 @@ int main(int argc, char **argv)
         return (int)st;
     }
     int64_t ranks = device_cuda_count();
+    if (argc == 1 && ranks < 2) {
+        out("cuda_collectives: fewer than two GPUs; skipped\n");
+        return 0;
+    }
     if ((argc > 1 && !text_to_int(&ranks, argv[1])) || ranks < 2 || ranks > MOST_RANKS) {
         out("cuda_collectives: expected 2 to %d GPUs\n", (int)MOST_RANKS);
         return 1;
