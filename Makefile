@@ -65,6 +65,7 @@ TEST_SRC  := $(sort $(wildcard tests/*.c))
 TEST_SRC  := $(if $(HAVE_CUDA),$(TEST_SRC),$(filter-out tests/cuda_%.c,$(TEST_SRC)))
 TEST_LIB  := $(sort $(wildcard tests/support/*.c))
 BENCH_SRC := $(sort $(wildcard bench/*.c))
+BENCH_SRC := $(if $(HAVE_CUDA),$(BENCH_SRC),$(filter-out bench/cuda_%.c,$(BENCH_SRC)))
 FUZZ_SRC  := $(filter-out fuzz/fuzz.c,$(sort $(wildcard fuzz/*.c)))
 
 obj = $(patsubst %,$(BUILD)/%.o,$(1))
