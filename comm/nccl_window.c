@@ -74,15 +74,18 @@ static void window_free(struct nccl_comm *n)
 }
 
 /* Where NCCL makes no symmetric windows (GPUs that do not reach each other), it registers the block
- * for itself alone, and the handle is none of the device. Before 2.28 no handle is. */
-static enum status see_symmetric(struct nccl_comm *n)
+ * for itself alone, and the handle is none of the device, or NULL. Before 2.28 no handle is. */
+static bool window_is_symmetric(ncclWindow_t window)
 {
     int version = 0;
     struct cudaPointerAttributes at = {0};
-    TRY(NCCL(ncclGetVersion(&version)));
-    TRY(CUDA(cudaPointerGetAttributes(&at, (const void *)n->registered[GATHER])));
-    n->symmetric = version < NCCL_VERSION(2, 28, 0) || at.type == cudaMemoryTypeDevice;
-    return ST_OK;
+    if (ncclGetVersion(&version) == ncclSuccess && version < NCCL_VERSION(2, 28, 0))
+        return true;
+    if (window == NULL || cudaPointerGetAttributes(&at, (const void *)window) != cudaSuccess) {
+        (void)cudaGetLastError();
+        return false;
+    }
+    return at.type == cudaMemoryTypeDevice;
 }
 
 static void say_without(struct nccl_comm *n, const char *why)
@@ -117,7 +120,7 @@ enum status nccl_memory_ready(struct nccl_comm *n)
         return window_take_back(n, why);
     TRY(device_memory_used(n->device, &after));
     n->base.window_bytes = after > before ? after - before : 0;
-    TRY(see_symmetric(n));
+    n->symmetric = window_is_symmetric(n->registered[GATHER]);
     if (n->windows == WINDOWS_OWN)
         TRY(nccl_peers_open(n));
     snprintf(n->base.memory_text, sizeof n->base.memory_text,
