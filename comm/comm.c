@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "engine/base/arena.h"
+#include "engine/base/bf16.h"
 
 enum {
     EXCHANGE_MAX_BYTES = 64 * 1024,
@@ -217,30 +218,13 @@ void comm_close(struct comm **comm)
     *comm = NULL;
 }
 
-static float of_bf16(uint16_t half)
-{
-    uint32_t bits = (uint32_t)half << 16;
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
-static uint16_t to_bf16(float x)
-{
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    if (x != x) /* rounding could carry it to infinity or a zero */
-        return (uint16_t)(bits >> 16 | 0x40);
-    return (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
-}
-
 void comm_load(float *restrict sum, const void *restrict in, int64_t numel, enum dtype dtype)
 {
     const uint16_t *halves = in;
     if (dtype == DTYPE_F32)
         memcpy(sum, in, sizeof *sum * (size_t)numel);
     for (int64_t i = 0; dtype == DTYPE_BF16 && i < numel; i++)
-        sum[i] = of_bf16(halves[i]);
+        sum[i] = bf16_widen(halves[i]);
 }
 
 static void add_fp32(float *restrict sum, const float *restrict in, int64_t numel)
@@ -261,7 +245,7 @@ void comm_add(float *restrict sum, const void *restrict in, int64_t numel, enum 
     if (dtype == DTYPE_F32)
         add_fp32(sum, in, numel);
     for (int64_t i = 0; dtype == DTYPE_BF16 && i < numel; i++)
-        sum[i] += of_bf16(halves[i]);
+        sum[i] += bf16_widen(halves[i]);
 }
 
 void comm_store(void *restrict out, const float *restrict sum, int64_t numel, enum dtype dtype)
@@ -270,5 +254,5 @@ void comm_store(void *restrict out, const float *restrict sum, int64_t numel, en
     if (dtype == DTYPE_F32)
         memcpy(out, sum, sizeof *sum * (size_t)numel);
     for (int64_t i = 0; dtype == DTYPE_BF16 && i < numel; i++)
-        halves[i] = to_bf16(sum[i]);
+        halves[i] = bf16_round(sum[i]);
 }

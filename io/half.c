@@ -2,12 +2,13 @@
 
 #include <string.h>
 
+#include "engine/base/bf16.h"
+
 enum {
     SIGN = 0x8000u,
     F16_INFINITY = 0x7C00u,
     F16_QUIET_NAN = 0x7E00u,
     BF16_INFINITY = 0x7F80u,
-    BF16_QUIET = 0x0040u,
 };
 
 static const uint32_t F32_INFINITY = 0x7F800000u;
@@ -67,20 +68,13 @@ static uint16_t narrow_f16(uint32_t word)
     return (uint16_t)(sign | kept);
 }
 
-static uint16_t narrow_bf16(uint32_t word)
-{
-    if ((word & 0x7FFFFFFFu) > F32_INFINITY)
-        return (uint16_t)(word >> 16 | BF16_QUIET);
-    return (uint16_t)((word + 0x7FFFu + (word >> 16 & 1u)) >> 16);
-}
-
 int64_t half_narrow(uint16_t *out, const float *from, int64_t count, enum half_kind kind)
 {
     uint16_t infinity = kind == HALF_F16 ? F16_INFINITY : BF16_INFINITY;
     for (int64_t i = 0; i < count; i++) {
         uint32_t word;
         memcpy(&word, from + i, sizeof word);
-        out[i] = kind == HALF_F16 ? narrow_f16(word) : narrow_bf16(word);
+        out[i] = kind == HALF_F16 ? narrow_f16(word) : bf16_round(from[i]);
         if ((out[i] & 0x7FFFu) == infinity && (word & 0x7FFFFFFFu) < F32_INFINITY)
             return i;
     }

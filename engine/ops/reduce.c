@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "engine/base/arena.h"
+#include "engine/base/bf16.h"
 #include "engine/ops/lanes.h"
 #include "engine/ops/pieces.h"
 
@@ -35,16 +36,10 @@ enum status accumulate_cpu(struct stream *s, struct tensor out, struct tensor in
     return ST_OK;
 }
 
-/* Round to nearest, ties to even; a NaN stays a (quiet) NaN. */
 CPU_CLONES static void bf16_loop(uint16_t *out, const float *in, int64_t n)
 {
-    for (int64_t i = 0; i < n; i++) {
-        uint32_t bits;
-        memcpy(&bits, in + i, sizeof bits);
-        uint32_t rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
-        uint32_t nan = (bits >> 16) | 0x40u;
-        out[i] = (uint16_t)((bits & 0x7FFFFFFFu) > 0x7F800000u ? nan : rounded);
-    }
+    for (int64_t i = 0; i < n; i++)
+        out[i] = bf16_round(in[i]);
 }
 
 enum status cast_cpu(struct stream *s, struct tensor out, struct tensor in)
