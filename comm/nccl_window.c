@@ -50,7 +50,7 @@ static enum status window_alloc(struct nccl_comm *n, size_t bytes)
     TRY(NCCL(ncclGetVersion(&version)));
     if (version < NCCL_VERSION(2, 27, 3))
         return FAIL(UNSUPPORTED, "NCCL %d has none", version);
-    bytes = (bytes + 255) & ~(size_t)255;
+    bytes = (size_t)round_up((int64_t)bytes, ARENA_ALIGN);
     TRY(NCCL(ncclMemAlloc(&n->window, bytes + PEERS_BYTES)));
     n->window_size = bytes;
     TRY(CUDA(cudaMemset(n->window, 0, bytes + PEERS_BYTES)));

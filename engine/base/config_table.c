@@ -120,10 +120,9 @@ const struct config_field config_fields[] = {
            "3."),
     CHOICE(train, tables, tables_names, TABLES_AUTO,
            "How the word table moves between ranks; rows: those of a step's tokens, in forward "
-           "(stages "
-           "1 to 3) and their gradients in backward, which each rank sums where it owns them; "
-           "whole: as "
-           "all others; auto: what sends less at stages 1 and 2. Changes the order of sums."),
+           "(stages 1 to 3) and their gradients in backward, which each rank sums where it owns "
+           "them; whole: as all others; auto: what sends less at stages 1 and 2. Changes the order "
+           "of sums."),
     CHOICE(train, update, update_names, UPDATE_AUTO,
            "When AdamW runs; late: under the next forward pass; early: at the end of its step; "
            "auto: late unless that needs 1% more memory."),
@@ -146,7 +145,7 @@ const struct config_field config_fields[] = {
         "machine; none: NCCL's without windows. Each sums in an order of its own."),
     INT_OR(train, gemm_beside, GEMM_BESIDE_AUTO, 0, 1 << 16, "auto", GEMM_BESIDE_AUTO,
            "On CUDA: multiprocessors that collectives hold about half of the time, for which the "
-           "algorithms of matrix products are chosen; auto: as many as NCCL gets; 0: none."),
+           "algorithms of matrix products are chosen; auto: as many as they get; 0: none."),
     BOOL(train, early_launch, true,
          "On CUDA, H100 and newer: a kernel's blocks are placed while the kernel before it ends."),
     INT(train, max_unit_numel, 16777216, 128, INT64_C(1) << 40,

@@ -10,7 +10,9 @@
 
 enum { LINE_BYTES = 512 }; /* of an entry at most: 18 numbers with their names */
 
-static const char MAGIC[] = "tessera gemm plan ", VERSION[] = "2";
+#define MAGIC   "tessera gemm plan "
+#define VERSION "2"
+
 static const char *const kind_names[GEMM_KINDS] = {"forward", "data", "weight"};
 static const char *const attribute_names[GEMM_ATTRIBUTES] = {
     "id", "tile", "stages", "split", "reduction", "swizzle", "custom", "inner", "cluster", "sm"};
@@ -72,8 +74,8 @@ enum status gemm_table_write(char **text, size_t *bytes, const struct gemm_table
 {
     size_t room = ((size_t)table->count + 1) * LINE_BYTES;
     TRY(mem_alloc(text, room));
-    int used = snprintf(*text, room, "%s%s\ncard %s\nmultiprocessors %lld\nlibrary %lld\n", MAGIC,
-                        VERSION, table->card.name, (long long)table->card.multiprocessors,
+    int used = snprintf(*text, room, "%s\ncard %s\nmultiprocessors %lld\nlibrary %lld\n",
+                        MAGIC VERSION, table->card.name, (long long)table->card.multiprocessors,
                         (long long)table->card.library);
     for (int i = 0; i < table->count; i++)
         used += entry_text(*text + used, LINE_BYTES, &table->entries[i]);
@@ -214,7 +216,7 @@ static enum status read_head(struct reading *r, struct gemm_card *card)
 {
     TRY(next_line(r));
     if (strncmp(r->text, MAGIC, sizeof MAGIC - 1) != 0)
-        return bad_line(r, "tessera gemm plan 2", r->text);
+        return bad_line(r, MAGIC VERSION, r->text);
     if (strcmp(r->text + sizeof MAGIC - 1, VERSION) != 0)
         return FAIL(UNSUPPORTED, "%s:%d: a GEMM plan of version %.20s, not %s", r->path, r->line,
                     r->text + sizeof MAGIC - 1, VERSION);
