@@ -357,14 +357,32 @@ static struct peers_args args_of(const struct nccl_comm *n, const struct stream 
     return a;
 }
 
+/* Blocks in pairs have pairs of multiprocessors, of which others so find whole ones: products have
+ * blocks that come in pairs, too, and would not fit on what single ones leave. */
+template <typename... A>
+static enum status launch(void (*kernel)(A...), unsigned blocks, int threads, struct stream *s,
+                          A... args)
+{
+    cudaLaunchAttribute pairs = {};
+    cudaLaunchConfig_t config = {};
+    pairs.id = cudaLaunchAttributeClusterDimension;
+    pairs.val.clusterDim = {blocks % 2 == 0 ? 2u : 1u, 1, 1};
+    config.gridDim = dim3(blocks);
+    config.blockDim = dim3((unsigned)threads);
+    config.dynamicSmemBytes = BARRIER_BYTES + SHARED_BYTES;
+    config.stream = (cudaStream_t)s->handle;
+    config.attrs = &pairs;
+    config.numAttrs = 1;
+    return CUDA(cudaLaunchKernelEx(&config, kernel, args...));
+}
+
 enum status nccl_peers_gather(struct nccl_comm *n, struct stream *s, void *out, const void *in,
                               size_t bytes)
 {
     if (bytes == 0)
         return ST_OK;
-    peers_gather_kernel<<<blocks_for(bytes), GATHER_THREADS, BARRIER_BYTES + SHARED_BYTES,
-                          (cudaStream_t)s->handle>>>(args_of(n, s, in, out, bytes));
-    return CUDA(cudaGetLastError());
+    return launch(peers_gather_kernel, blocks_for(bytes), GATHER_THREADS, s,
+                  args_of(n, s, in, out, bytes));
 }
 
 enum status nccl_peers_reduce(struct nccl_comm *n, struct stream *s, void *out, const void *in,
@@ -374,9 +392,7 @@ enum status nccl_peers_reduce(struct nccl_comm *n, struct stream *s, void *out, 
         dtype == DTYPE_BF16 ? peers_reduce_kernel<__nv_bfloat16> : peers_reduce_kernel<float>;
     if (bytes == 0)
         return ST_OK;
-    kernel<<<blocks_for(bytes), REDUCE_THREADS, BARRIER_BYTES + SHARED_BYTES,
-             (cudaStream_t)s->handle>>>(args_of(n, s, in, out, bytes));
-    return CUDA(cudaGetLastError());
+    return launch(kernel, blocks_for(bytes), REDUCE_THREADS, s, args_of(n, s, in, out, bytes));
 }
 
 /* ---- opening --------------------------------------------------------------------------------- */

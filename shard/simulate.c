@@ -393,8 +393,29 @@ void simulate_in_order(struct simulate_result *result, struct simulate_span *spa
     result->exposed_seconds = result->collective_seconds;
 }
 
-enum status simulate_program(struct simulate_result *result, const struct program *p,
-                             const struct simulate_rates *rates, struct simulate_world world)
+static bool runs_at(const struct simulate_span *span, const struct simulate_work *work,
+                    double seconds)
+{
+    return span->begin + work->pause <= seconds && seconds < span->end;
+}
+
+void simulate_beside(uint16_t *parts, const struct program *p, const struct simulate_span *spans,
+                     const struct simulate_work *work)
+{
+    for (int i = 0; i < p->instr_count; i++) {
+        double begin = spans[i].begin + work[i].pause,
+               part = (spans[i].end - begin) / SIMULATE_PARTS;
+        parts[i] = 0;
+        for (int c = 0; c < p->instr_count && !work[i].collective && part > 0; c++)
+            for (int k = 0; k < SIMULATE_PARTS && work[c].collective; k++)
+                if (runs_at(&spans[c], &work[c], begin + (k + 0.5) * part))
+                    parts[i] |= (uint16_t)(1u << k);
+    }
+}
+
+enum status simulate_program(struct simulate_result *result, uint16_t *parts,
+                             const struct program *p, const struct simulate_rates *rates,
+                             struct simulate_world world)
 {
     enum status st = ST_OK;
     struct simulate_work *work = NULL;
@@ -407,6 +428,8 @@ enum status simulate_program(struct simulate_result *result, const struct progra
         simulate_in_order(result, spans, p, work);
     else
         simulate_run(result, spans, p, work, simulate_slow_down(p, rates, world));
+    if (parts != NULL)
+        simulate_beside(parts, p, spans, work);
 out:
     mem_free(&spans);
     mem_free(&work);

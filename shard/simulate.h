@@ -116,6 +116,19 @@ struct simulate_work simulate_instr(const struct program *p, const struct instr 
 void simulate_run(struct simulate_result *result, struct simulate_span *spans,
                   const struct program *p, const struct simulate_work *work, double slow_down);
 
+/* Of an instruction's time; as many as PASS_PARTS of engine/ops/ops.h. */
+enum { SIMULATE_PARTS = 16 };
+
+/**
+ * simulate_beside() - where collectives run beside the other instructions of a time line.
+ * @parts: output, one an instruction: bit k is set if a collective runs in the middle of the k-th
+ *         of SIMULATE_PARTS equal parts of it. None of collectives.
+ *
+ * Both without their pauses. Cost: O(instructions * collectives).
+ */
+void simulate_beside(uint16_t *parts, const struct program *p, const struct simulate_span *spans,
+                     const struct simulate_work *work);
+
 /** simulate_slow_down() - of the program's collectives, the mean over their time. */
 double simulate_slow_down(const struct program *p, const struct simulate_rates *rates,
                           struct simulate_world world);
@@ -124,9 +137,10 @@ double simulate_slow_down(const struct program *p, const struct simulate_rates *
 void simulate_in_order(struct simulate_result *result, struct simulate_span *spans,
                        const struct program *p, const struct simulate_work *work);
 
-/** simulate_program() - simulate_instr() and one of the two. Return: ST_OK; ST_MEMORY. */
-MUST_CHECK enum status simulate_program(struct simulate_result *result, const struct program *p,
-                                        const struct simulate_rates *rates,
+/** simulate_program() - simulate_instr() and one of the two; simulate_beside(), unless @parts is
+ * NULL. Return: ST_OK; ST_MEMORY. */
+MUST_CHECK enum status simulate_program(struct simulate_result *result, uint16_t *parts,
+                                        const struct program *p, const struct simulate_rates *rates,
                                         struct simulate_world world);
 
 C_END

@@ -214,7 +214,8 @@ enum { PRODUCTS = sizeof products / sizeof *products };
 
 static const int64_t class_rows[] = {128, 640, MOST_T};
 
-/* Each product once at each length, as a rehearsal does; @check: and is right, twice the same. */
+/* Each product once at each length, as a rehearsal does; @check: and is right, and beside
+ * collectives the same. */
 static void run_all(bool check)
 {
     uint64_t random = test_seed();
@@ -228,7 +229,9 @@ static void run_all(bool check)
                 char *before = p.out;
                 product_check(&p, &random);
                 assert_ok(mem_alloc(&p.out, p.out_bytes));
+                assert_ok(op_pass_begin(s, 1e18, 1));
                 product_run(&p);
+                assert_ok(op_pass_begin(s, 0.0, 0));
                 assert_memory_equal(p.out, before, p.out_bytes);
                 mem_free(&before);
             }
@@ -263,7 +266,7 @@ static void a_measured_plan_is_right_and_comes_back_from_its_text(void **state)
     assert_int_equal(measured.skipped, 0);
     assert_int_equal(plan.count, 3 * PRODUCTS);
     for (int i = 0; i < plan.count; i++) {
-        assert_true(plan.entries[i].us > 0.0 && isfinite(plan.entries[i].us));
+        assert_true(plan.entries[i].alone.us > 0.0 && isfinite(plan.entries[i].alone.us));
         assert_true(gemm_plan_accepts(gpu, &plan.entries[i]));
     }
     assert_ok(gemm_table_write(&text, &bytes, &plan));
@@ -323,22 +326,59 @@ static void beside_collectives_products_are_made_for_all_or_the_rest_of_the_card
     gemm_plan_beside(gpu, BESIDE);
     run_all(false);
     make(&plan, &measured, 3600.0);
-    int of_rest = 0;
     for (int i = 0; i < plan.count; i++) {
-        uint32_t sm = plan.entries[i].algo[GEMM_SM];
-        assert_int_equal(plan.entries[i].key.beside, BESIDE);
-        assert_true(sm == 0 || sm == (uint32_t)rest);
-        of_rest += sm != 0;
+        const struct gemm_entry *e = &plan.entries[i];
+        uint32_t alone = e->alone.algo[GEMM_SM], beside = e->beside.algo[GEMM_SM];
+        assert_int_equal(e->key.beside, BESIDE);
+        assert_true(alone == 0 || alone == (uint32_t)rest);
+        assert_true(beside == 0 || beside == (uint32_t)rest);
+        assert_true(e->beside.us > 0.0 && isfinite(e->beside.us));
     }
-    printf("%d of %d products for %d multiprocessors\n", of_rest, plan.count, (int)rest);
+    printf("%d of %d products with another algorithm beside collectives\n", measured.beside,
+           plan.count);
+    assert_true(measured.beside > 0);
     gemm_plan_install(gpu, &plan);
     run_all(true);
     assert_int_equal(gemm_plan_missing(gpu), 0);
+    assert_true(gemm_plan_besides(gpu) > 0);
     gemm_plan_beside(gpu, 0);
     run_all(false);
     assert_int_equal(gemm_plan_missing(gpu), PRODUCTS);
     gemm_plan_install(gpu, NULL);
     gemm_table_release(&plan);
+}
+
+/* A product is beside collectives if one is there when it begins, or when half of it is done. */
+static void the_part_of_a_pass_says_which_algorithm_a_product_takes(void **state)
+{
+    (void)state;
+    NEEDS_GPU();
+    enum { RUNS = 8 };
+    struct product p = products[0];
+    double flops = 2.0 * MOST_T * (double)p.N * (double)p.K;
+    static const struct {
+        uint16_t beside;
+        int products;
+    } cases[] = {{0, 0},         {0xFFFF, RUNS}, {1, 1},      {2, 1},      {6, 2},
+                 {0xAAAA, RUNS}, {0x5555, RUNS}, {0x0FF0, 4}, {0xF000, 2}, {0x8000, 1}};
+    p.T = MOST_T;
+    product_open(&p);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        gemm_plan_beside(gpu, 12);
+        gemm_plan_install(gpu, NULL);
+        assert_ok(op_pass_begin(s, RUNS * flops, cases[i].beside));
+        for (int k = 0; k < RUNS; k++) /* it begins with part 2 k, half of it is 2 k + 1 */
+            product_issue(&p);
+        assert_int_equal(gemm_plan_besides(gpu), cases[i].products);
+        product_issue(&p); /* more than was announced */
+        assert_int_equal(gemm_plan_besides(gpu), cases[i].products);
+        gemm_plan_beside(gpu, 0); /* nobody holds any */
+        assert_ok(op_pass_begin(s, RUNS * flops, 0xFFFF));
+        product_issue(&p);
+        assert_int_equal(gemm_plan_besides(gpu), cases[i].products);
+    }
+    assert_ok(op_pass_begin(s, 0.0, 0));
+    product_release(&p);
 }
 
 /* Whatever a file says: refused, or run as it should be. */
@@ -356,23 +396,23 @@ static void algorithms_that_do_not_fit_are_refused(void **state)
     bad.key.dtype = DTYPE_F32;
     assert_false(gemm_plan_accepts(gpu, &bad));
     bad = good;
-    bad.algo[GEMM_ID] = 4000000000u;
+    bad.alone.algo[GEMM_ID] = 4000000000u;
     assert_false(gemm_plan_accepts(gpu, &bad));
-    bad.algo[GEMM_ID] = 99999;
-    assert_false(gemm_plan_accepts(gpu, &bad));
-    bad = good;
-    bad.algo[GEMM_REDUCTION] = 1; /* in place */
+    bad.alone.algo[GEMM_ID] = 99999;
     assert_false(gemm_plan_accepts(gpu, &bad));
     bad = good;
-    bad.algo[GEMM_CLUSTER] = 70000;
+    bad.alone.algo[GEMM_REDUCTION] = 1; /* in place */
     assert_false(gemm_plan_accepts(gpu, &bad));
     bad = good;
-    bad.algo[GEMM_SM] = (uint32_t)plan.card.multiprocessors + 1;
+    bad.alone.algo[GEMM_CLUSTER] = 70000;
+    assert_false(gemm_plan_accepts(gpu, &bad));
+    bad = good;
+    bad.alone.algo[GEMM_SM] = (uint32_t)plan.card.multiprocessors + 1;
     assert_false(gemm_plan_accepts(gpu, &bad));
     int refused = 0;
     for (int i = 0; i < 400; i++) {
         bad = good;
-        uint32_t *value = &bad.algo[test_random(&random) % GEMM_ATTRIBUTES];
+        uint32_t *value = &bad.alone.algo[test_random(&random) % GEMM_ATTRIBUTES];
         *value = (uint32_t)(test_random(&random) % 80);
         refused += !gemm_plan_accepts(gpu, &bad);
     }
@@ -421,6 +461,7 @@ int main(void)
         cmocka_unit_test_teardown(products_that_a_plan_lacks_take_the_librarys_choice, forget),
         cmocka_unit_test_teardown(
             beside_collectives_products_are_made_for_all_or_the_rest_of_the_card, forget),
+        cmocka_unit_test_teardown(the_part_of_a_pass_says_which_algorithm_a_product_takes, forget),
         cmocka_unit_test_teardown(algorithms_that_do_not_fit_are_refused, forget),
         cmocka_unit_test_teardown(a_captured_product_has_the_bits_of_an_issued_one, forget),
     };

@@ -10,12 +10,13 @@
 
 static const struct gemm_card h100 = {"NVIDIA H100 80GB HBM3", 132, 130100};
 
-static const char HEAD[] = "tessera gemm plan 2\ncard NVIDIA H100 80GB HBM3\nmultiprocessors "
+static const char HEAD[] = "tessera gemm plan 3\ncard NVIDIA H100 80GB HBM3\nmultiprocessors "
                            "132\nlibrary 130100\n";
 static const char LINE[] =
     "forward bf16 T=2816 N=3072 K=1024 add=0 bias=1 align=256 beside=16 id=66 "
-    "tile=1 stages=2 split=3 reduction=2 swizzle=4 custom=5 inner=6 "
-    "cluster=7 sm=116 us=31.40\n";
+    "tile=1 stages=2 split=3 reduction=2 swizzle=4 custom=5 inner=6 cluster=7 sm=0 us=31.40 "
+    "id=67 tile=8 stages=9 split=10 reduction=0 swizzle=11 custom=12 inner=13 cluster=14 sm=116 "
+    "us=35.70\n";
 
 static int release(void **state)
 {
@@ -25,6 +26,17 @@ static int release(void **state)
 }
 
 /* A draw a statement: two in one come in the order that the compiler likes. */
+static struct gemm_choice choice_of(uint64_t *random)
+{
+    struct gemm_choice c;
+    for (int i = 0; i < GEMM_ATTRIBUTES; i++) {
+        c.algo[i] = (uint32_t)test_random(random);
+        c.algo[i] >>= test_random(random) % 32;
+    }
+    c.us = (double)(test_random(random) % 100000) / 100.0;
+    return c;
+}
+
 static struct gemm_entry entry_of(uint64_t *random, int64_t T)
 {
     struct gemm_entry e;
@@ -38,11 +50,10 @@ static struct gemm_entry entry_of(uint64_t *random, int64_t T)
     e.key.bias = (int32_t)(test_random(random) % 2);
     e.key.align = 1 << test_random(random) % 9;
     e.key.beside = (int32_t)(test_random(random) % 133);
-    for (int i = 0; i < GEMM_ATTRIBUTES; i++) {
-        e.algo[i] = (uint32_t)test_random(random);
-        e.algo[i] >>= test_random(random) % 32;
-    }
-    e.us = (double)(test_random(random) % 100000) / 100.0;
+    e.key.beside *= (int32_t)(test_random(random) % 2);
+    e.alone = choice_of(random);
+    if (e.key.beside > 0)
+        e.beside = choice_of(random);
     return e;
 }
 
@@ -56,14 +67,20 @@ static struct gemm_table random_table(uint64_t *random, int count)
     return table;
 }
 
+static void same_choices(const struct gemm_choice *a, const struct gemm_choice *b)
+{
+    assert_memory_equal(a->algo, b->algo, sizeof a->algo);
+    assert_true(a->us == b->us);
+}
+
 static void same_tables(const struct gemm_table *a, const struct gemm_table *b)
 {
     assert_true(gemm_card_equal(&a->card, &b->card));
     assert_int_equal(a->count, b->count);
     for (int i = 0; i < a->count; i++) {
         assert_memory_equal(&a->entries[i].key, &b->entries[i].key, sizeof(struct gemm_key));
-        assert_memory_equal(a->entries[i].algo, b->entries[i].algo, sizeof a->entries[i].algo);
-        assert_true(a->entries[i].us == b->entries[i].us);
+        same_choices(&a->entries[i].alone, &b->entries[i].alone);
+        same_choices(&a->entries[i].beside, &b->entries[i].beside);
     }
 }
 
@@ -103,14 +120,19 @@ static void the_text_is_what_the_header_says(void **state)
                                    .bias = 1,
                                    .align = 256,
                                    .beside = 16},
-                           .algo = {66, 1, 2, 3, 2, 4, 5, 6, 7, 116},
-                           .us = 31.4};
+                           .alone = {{66, 1, 2, 3, 2, 4, 5, 6, 7, 0}, 31.4},
+                           .beside = {{67, 8, 9, 10, 0, 11, 12, 13, 14, 116}, 35.7}};
     char *text = NULL, want[1024];
     size_t bytes = 0;
     assert_ok(gemm_table_add(&table, &e));
     assert_ok(gemm_table_write(&text, &bytes, &table));
     snprintf(want, sizeof want, "%s%s", HEAD, LINE);
     assert_string_equal(text, want);
+    mem_free(&text);
+    table.entries[0].key.beside = 0; /* then there is one algorithm */
+    assert_ok(gemm_table_write(&text, &bytes, &table));
+    assert_non_null(strstr(text, " beside=0 id=66 "));
+    assert_non_null(strstr(text, " sm=0 us=31.40\n"));
     mem_free(&text);
     gemm_table_release(&table);
 }
@@ -223,9 +245,9 @@ static void a_plan_of_another_version_is_no_damage(void **state)
 {
     (void)state;
     struct gemm_table table = {0};
-    static const char older[] = "tessera gemm plan 1\ncard NVIDIA H100 80GB HBM3\n";
+    static const char older[] = "tessera gemm plan 2\ncard NVIDIA H100 80GB HBM3\n";
     assert_fails(gemm_table_read(&table, older, sizeof older - 1, "file"), ST_UNSUPPORTED,
-                 "file:1: a GEMM plan of version 1, not 2");
+                 "file:1: a GEMM plan of version 2, not 3");
 }
 
 static void wrong_text_is_named_by_line(void **state)
@@ -233,8 +255,8 @@ static void wrong_text_is_named_by_line(void **state)
     (void)state;
     char twice[2048], longest[1200];
     refuse("", 0, "file:1: the text ends");
-    refuse("tessera gemm plan 2", 19, "file:1: the text ends");
-    refuse_change("gemm plan", "plan", "file:1: expected tessera gemm plan 2, found");
+    refuse("tessera gemm plan 3", 19, "file:1: the text ends");
+    refuse_change("gemm plan", "plan", "file:1: expected tessera gemm plan 3, found");
     refuse_change("card NVIDIA", "curd NVIDIA", "file:2: expected card, found \"curd\"");
     refuse_change("card NVIDIA H100 80GB HBM3", "card ", "file:2: expected the card's name");
     refuse_change("multiprocessors 132", "multiprocessors 0", "file:3: expected a number of at");
@@ -253,19 +275,23 @@ static void wrong_text_is_named_by_line(void **state)
     refuse_change("id=66", "id=-1", "expected id from 0 to 4294967295, found \"-1\"");
     refuse_change("id=66", "id=4294967296", "expected id from 0");
     refuse_change("id=66", "id=66x", "expected id from 0");
-    refuse_change(" cluster=7", "", "expected cluster=NUMBER, found \"sm=116\"");
+    refuse_change(" cluster=7", "", "expected cluster=NUMBER, found \"sm=0\"");
+    refuse_change(" cluster=14", "", "expected cluster=NUMBER, found \"sm=116\"");
+    refuse_change("id=67", "id=67x", "expected id from 0");
+    refuse_change("beside=16", "beside=0", "expected the end of the line, found \"id=67 ");
     refuse_change("us=31.40", "us=nan", "expected us from 0 to 1e9");
     refuse_change("us=31.40", "us=-1", "expected us from 0 to 1e9");
-    refuse_change("us=31.40", "us=31.40 more", "expected the end of the line, found \"more\"");
-    refuse_change("us=31.40\n", "us=31.40", "file:5: the text ends before the line does");
-    refuse_change("us=31.40\n", "us=31.40\n\n", "file:6: expected forward, data or weight");
+    refuse_change("us=31.40", "us=31.40 more", "expected id=NUMBER, found \"more\"");
+    refuse_change("us=35.70", "us=35.70 more", "expected the end of the line, found \"more\"");
+    refuse_change("us=35.70\n", "us=35.70", "file:5: the text ends before the line does");
+    refuse_change("us=35.70\n", "us=35.70\n\n", "file:6: expected forward, data or weight");
     refuse_change("us=31.40", "us=31.40\r", "is no printable ASCII");
     refuse_change("NVIDIA", "NVID\xC3\x84", "file:2: byte 10 is no printable ASCII");
     snprintf(twice, sizeof twice, "%s%s%s", HEAD, LINE, LINE);
     refuse(twice, strlen(twice), "file:6: a product that was there before");
     snprintf(longest, sizeof longest, "card %0200d", 0);
     refuse_change("card NVIDIA H100 80GB HBM3", longest, "expected the card's name, 1 to 127");
-    snprintf(longest, sizeof longest, "T=%0600d", 1);
+    snprintf(longest, sizeof longest, "T=%0800d", 1);
     refuse_change("T=2816", longest, "file:5: a line of");
 }
 

@@ -324,6 +324,39 @@ static void lines_of_random_programs_keep_order_and_bounds(void **state)
     }
 }
 
+/* forward, 16 s, is beside a gather that pauses from 1 to 3 and runs from 3 to 7, and a reduction
+ * from 12 on, which lasts over backward's pause, 16 to 20, and its first quarter. */
+static void parts_beside_collectives_are_those_of_the_time_line(void **state)
+{
+    struct drawing d = {0};
+    uint16_t parts[16];
+    (void)state;
+    int before = draw(&d, OP_UPDATE, ON_UPDATE, 1, -1, -1);
+    int gather = draw(&d, OP_GATHER, ON_GATHER, 4, before, -1);
+    int forward = draw(&d, OP_FORWARD, ON_COMPUTE, 16, -1, -1);
+    int middle = draw(&d, OP_NORM, ON_UPDATE, 0, gather, -1);
+    int reduce = draw(&d, OP_REDUCE, ON_REDUCE, 12, middle, -1);
+    int backward = draw(&d, OP_BACKWARD, ON_COMPUTE, 16, -1, -1);
+    d.work[before] = (struct simulate_work){1, 0, false};
+    d.work[gather].pause = 2;
+    d.work[middle] = (struct simulate_work){5, 0, false};
+    d.work[backward].pause = 4;
+    run(&d, 0);
+    SPAN(&d, gather, 1, 7);
+    SPAN(&d, forward, 0, 16);
+    SPAN(&d, reduce, 12, 24);
+    SPAN(&d, backward, 16, 36);
+    simulate_beside(parts, &d.p, d.spans, d.work);
+    assert_int_equal(parts[forward], 0xF078); /* 3.5 .. 6.5, 12.5 .. 15.5 */
+    assert_int_equal(parts[backward], 0x000F);
+    assert_int_equal(parts[gather], 0);
+    assert_int_equal(parts[reduce], 0);
+    simulate_in_order(&d.result, d.spans, &d.p, d.work);
+    simulate_beside(parts, &d.p, d.spans, d.work);
+    for (int i = 0; i < d.p.instr_count; i++)
+        assert_int_equal(parts[i], 0);
+}
+
 /* BERT-base, 2048 tokens, on a card of some 100 TFLOP/s and a link of @gigabytes a second. */
 static struct simulate_rates bert_rates(const struct spec_case *c, double gigabytes)
 {
@@ -362,7 +395,8 @@ static struct simulate_result bert_step(int stage, int world, int prefetch, doub
     assert_ok(plan_build(&plan, &account, &c.spec));
     struct simulate_rates rates = bert_rates(&c, gigabytes);
     rates.slow_down = slow_down;
-    assert_ok(simulate_program(&result, &plan.programs[PROGRAM_STEP], &rates, one_node(world)));
+    assert_ok(
+        simulate_program(&result, NULL, &plan.programs[PROGRAM_STEP], &rates, one_node(world)));
     plan_release(&plan);
     return result;
 }
@@ -582,8 +616,9 @@ static void placement_costs_little_overlap(void **state)
             assert_ok(plan_build(&plan, &account, &c.spec));
             assert_ok(program_build(&apart, PROGRAM_STEP, &c.spec));
             struct simulate_rates rates = bert_rates(&c, 100);
-            assert_ok(simulate_program(&one, &plan.programs[PROGRAM_STEP], &rates, one_node(8)));
-            assert_ok(simulate_program(&other, &apart, &rates, one_node(8)));
+            assert_ok(
+                simulate_program(&one, NULL, &plan.programs[PROGRAM_STEP], &rates, one_node(8)));
+            assert_ok(simulate_program(&other, NULL, &apart, &rates, one_node(8)));
             print_message("stage %d, %d micro-batches: %.2f ms placed, %.2f ms apart\n", stage,
                           micro_batches, 1e3 * one.seconds, 1e3 * other.seconds);
             assert_true(one.seconds <= (micro_batches == 1 ? 1.01 : 1.15) * other.seconds);
@@ -683,6 +718,7 @@ int main(void)
         cmocka_unit_test(placement_costs_little_overlap),
         cmocka_unit_test(a_rank_alone_copies_what_is_not_in_its_place),
         cmocka_unit_test(small_work_takes_what_its_kernels_take_at_least),
+        cmocka_unit_test(parts_beside_collectives_are_those_of_the_time_line),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

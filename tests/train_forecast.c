@@ -69,6 +69,26 @@ struct asked {
     int ranks, stage, nodes, replicas;
 };
 
+/* Of all FORWARD and BACKWARD of the step that was asked for last. */
+static struct {
+    int first, last; /* how many have their first part, and the last one, beside collectives */
+    int all;
+} passes;
+
+static void count_passes(const struct program *p, const uint16_t *parts)
+{
+    memset(&passes, 0, sizeof passes);
+    for (int i = 0; i < p->instr_count; i++) {
+        if (simulate_is_collective(p->instrs[i].op))
+            assert_int_equal(parts[i], 0);
+        if (p->instrs[i].op != OP_FORWARD && p->instrs[i].op != OP_BACKWARD)
+            continue;
+        passes.first += parts[i] & 1;
+        passes.last += parts[i] >> (SIMULATE_PARTS - 1);
+        passes.all++;
+    }
+}
+
 static enum status ask(struct forecast *f, const struct asked *a, struct batch_size micro)
 {
     struct run_config config;
@@ -86,8 +106,15 @@ static enum status ask(struct forecast *f, const struct asked *a, struct batch_s
     assert_ok(setup_init(&setup, &config, device, a->ranks, a->stage,
                          (struct setup_rows){.train = (int64_t)micro.tokens}));
     assert_ok(plan_build(&plan, &account, &setup.spec));
-    enum status st = forecast_step(f, &setup, &plan.programs[PROGRAM_STEP], &machine,
-                                   (struct simulate_world){a->ranks, a->nodes, a->replicas}, micro);
+    const struct program *step = &plan.programs[PROGRAM_STEP];
+    struct simulate_world world = {a->ranks, a->nodes, a->replicas};
+    uint16_t *parts = NULL;
+    assert_ok(mem_alloc(&parts, sizeof *parts * (size_t)step->instr_count));
+    enum status st = forecast_step(f, &setup, step, &machine, world, micro);
+    assert_int_equal(forecast_beside(parts, &setup, step, &machine, world, micro), st);
+    if (st == ST_OK)
+        count_passes(step, parts);
+    mem_free(&parts);
     plan_release(&plan);
     setup_release(&setup);
     device_close(&device);
@@ -130,6 +157,29 @@ static void measured_steps_of_one_card_come_out(void **state)
     }
     assert_true(feof(f) && steps >= 20);
     fclose(f);
+}
+
+/* With few sequences a block's reduction lasts beyond the next block's first half, with many it is
+ * over soon; in no case do collectives cover all. One rank has none, nor has a rank of a CPU any
+ * beside what it does. */
+static void reductions_are_beside_the_first_products_of_a_block(void **state)
+{
+    struct forecast f;
+    struct asked a = {"h200", large, 16, 4, 1, 1, 1};
+    (void)state;
+    assert_ok(ask(&f, &a, squad(16)));
+    int few_last = passes.last;
+    assert_true(passes.first >= 24 && passes.first < passes.all && few_last < passes.first);
+    a.sequences = 64;
+    assert_ok(ask(&f, &a, squad(64)));
+    assert_true(passes.first >= 24 && passes.last < few_last);
+    a.ranks = 1;
+    assert_ok(ask(&f, &a, squad(64)));
+    assert_int_equal(passes.first + passes.last, 0);
+    a.ranks = 4;
+    a.machine = "epyc-core";
+    assert_ok(ask(&f, &a, squad(64)));
+    assert_int_equal(passes.first + passes.last, 0);
 }
 
 static void slower_networks_make_no_step_shorter(void **state)
@@ -179,6 +229,7 @@ int main(void)
         cmocka_unit_test(rates_lie_between_the_widths_and_stay_outside),
         cmocka_unit_test(profiles_are_found_by_card_and_network),
         cmocka_unit_test(measured_steps_of_one_card_come_out),
+        cmocka_unit_test(reductions_are_beside_the_first_products_of_a_block),
         cmocka_unit_test(slower_networks_make_no_step_shorter),
         cmocka_unit_test(hybrid_sharding_saves_the_hops_of_many_ranks),
         cmocka_unit_test(worlds_that_a_machine_does_not_have_are_refused),

@@ -42,8 +42,10 @@ static struct gemm_entry entry_of(int64_t T, double us)
     struct gemm_entry e;
     memset(&e, 0, sizeof e);
     e.key = (struct gemm_key){.T = T, .N = 768, .K = 3072, .dtype = DTYPE_BF16, .align = 256};
-    e.algo[GEMM_ID] = (uint32_t)T % 97;
-    e.us = us;
+    e.key.beside = T % 2 ? 12 : 0;
+    e.alone.algo[GEMM_ID] = (uint32_t)T % 97;
+    e.alone.us = us;
+    e.beside.us = T % 2 ? us + 1.0 : 0.0;
     return e;
 }
 
@@ -174,7 +176,7 @@ static void what_is_measured_is_added_and_the_rest_stays(void **state)
     assert_int_equal(kept.count, 8);
     for (int i = 0; i < kept.count; i++) {
         assert_int_equal(kept.entries[i].key.T, 100 + i);
-        assert_true(kept.entries[i].us == (i < 5 ? 1.0 : 2.0));
+        assert_true(kept.entries[i].alone.us == (i < 5 ? 1.0 : 2.0));
     }
     gemm_table_release(&kept);
     gemm_table_release(&a);
@@ -318,9 +320,9 @@ static void a_wrong_plan_in_a_checkpoint_is_named_and_none_is_fine(void **state)
     refuse("{\"gemm_plan\": \"x\"}", "dir: the training state has a string as \"gemm_plan\"");
     refuse("{\"gemm_plan\": []}", "dir: gemm_plan:1: the text ends");
     refuse("{\"gemm_plan\": [1]}", "dir: gemm_plan[0] is ");
-    refuse("{\"gemm_plan\": [\"tessera plan 2\"]}", "dir: gemm_plan:1: expected tessera");
-    refuse("{\"gemm_plan\": [\"tessera gemm plan 2\\u0000\"]}", "no printable ASCII");
-    refuse("{\"gemm_plan\": [\"tessera gemm plan 2\", \"card \\u00e9\"]}", "no printable ASCII");
+    refuse("{\"gemm_plan\": [\"tessera plan 3\"]}", "dir: gemm_plan:1: expected tessera");
+    refuse("{\"gemm_plan\": [\"tessera gemm plan 3\\u0000\"]}", "no printable ASCII");
+    refuse("{\"gemm_plan\": [\"tessera gemm plan 3\", \"card \\u00e9\"]}", "no printable ASCII");
 }
 
 int main(void)

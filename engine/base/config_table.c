@@ -144,8 +144,8 @@ const struct config_field config_fields[] = {
         "kernels that need fewer multiprocessors, in such windows on H100s or newer of one "
         "machine; none: NCCL's without windows. Each sums in an order of its own."),
     INT_OR(train, gemm_beside, GEMM_BESIDE_AUTO, 0, 1 << 16, "auto", GEMM_BESIDE_AUTO,
-           "On CUDA: multiprocessors that collectives hold about half of the time, for which the "
-           "algorithms of matrix products are chosen; auto: as many as they get; 0: none."),
+           "On CUDA: multiprocessors that collectives hold, for which matrix products beside them "
+           "have algorithms of their own; auto: as many as they get; 0: none."),
     BOOL(train, early_launch, true,
          "On CUDA, H100 and newer: a kernel's blocks are placed while the kernel before it ends."),
     INT(train, max_unit_numel, 16777216, 128, INT64_C(1) << 40,

@@ -11,20 +11,33 @@
 
 enum { GEMM_ALIGN = 256 };
 
+struct gemm_algo {
+    cublasLtMatmulAlgo_t lt;
+    uint32_t sm; /* multiprocessors that it is made for; 0: all */
+};
+
 /* A product as the library takes it. */
 struct gemm_plan {
     struct gemm_key key;
     cublasLtMatmulDescOpaque_t desc;
     cublasLtMatrixLayoutOpaque_t out, first, second; /* column-major, as cuBLAS sees them */
-    cublasLtMatmulAlgo_t algo;
+    struct gemm_algo alone, beside; /* collectives; the same but for what a plan says */
+};
+
+/* What op_pass_begin() said. */
+struct gemm_pass {
+    double flops;    /* of all products of the pass; 0: none is beside collectives */
+    uint16_t beside; /* bit k: the k-th of 16 parts of them is */
+    double begun;    /* flops of the products so far */
 };
 
 struct gemm_library {
     cublasLtHandle_t handle; /* owned */
     struct gemm_card card;
     const struct gemm_table *table; /* borrowed; NULL: none is installed */
-    int32_t beside;                 /* multiprocessors that collectives hold beside bf16 products */
-    int count, missing;
+    int32_t beside;                 /* multiprocessors that collectives hold; 0: there are none */
+    struct gemm_pass pass;
+    int count, missing, besides;
     int32_t slot[2 * GEMM_TABLE_MAX]; /* open addressing: plan + 1, or 0 */
     struct gemm_plan plan[GEMM_TABLE_MAX];
 };
@@ -49,26 +62,22 @@ static inline enum status cublas_status(cublasStatus_t result, const char *call,
  * the key says, which the library looks at; NULL without bias. */
 enum status gemm_plan_describe(struct gemm_plan *p, const void *bias, cublasComputeType_t compute);
 
-/** gemm_plan_aim() - @p, described, is for @sm multiprocessors; 0: all. */
-enum status gemm_plan_aim(struct gemm_plan *p, uint32_t sm);
+/** gemm_plan_ask() - up to @most algorithms that the heuristic offers for @sm multiprocessors (0:
+ * all), its favourite first; none is no failure. All are reproducible and fit the workspace. */
+enum status gemm_plan_ask(struct gemm_library *library, struct gemm_plan *p, uint32_t sm,
+                          struct gemm_algo *algos, int most, int *count);
 
-/** gemm_plan_ask() - up to @most algorithms that the heuristic offers, its favourite first; none is
- * no failure. All are reproducible and fit the workspace. */
-enum status gemm_plan_ask(struct gemm_library *library, struct gemm_plan *p,
-                          cublasLtMatmulAlgo_t *algos, int most, int *count);
+/** gemm_algo_read() - the attributes of an algorithm, as a plan file has them. */
+void gemm_algo_read(uint32_t values[GEMM_ATTRIBUTES], const struct gemm_algo *algo);
 
-/** gemm_algo_read() - the attributes of an algorithm, as a plan file has them, for @sm
- * multiprocessors. */
-void gemm_algo_read(uint32_t values[GEMM_ATTRIBUTES], const cublasLtMatmulAlgo_t *algo,
-                    uint32_t sm);
+/** gemm_algo_make() - the algorithm with these attributes for the described @p; false if the
+ * library, or what gemm_plan.h promises, refuses it. */
+bool gemm_algo_make(const struct gemm_library *library, struct gemm_algo *algo, struct gemm_plan *p,
+                    const uint32_t values[GEMM_ATTRIBUTES]);
 
-/** gemm_algo_make() - the algorithm with these attributes, and @p's aim, for the described @p;
- * false if the library, or what gemm_plan.h promises, refuses it. */
-bool gemm_algo_make(const struct gemm_library *library, cublasLtMatmulAlgo_t *algo,
-                    struct gemm_plan *p, const uint32_t values[GEMM_ATTRIBUTES]);
-
-/** gemm_plan_issue() - enqueue the product of @p with its algorithm. */
-enum status gemm_plan_issue(const struct gemm_library *library, struct gemm_plan *p, void *out,
-                            const void *a, const void *b, void *workspace, cudaStream_t stream);
+/** gemm_plan_issue() - enqueue the product of @p with @algo. */
+enum status gemm_plan_issue(const struct gemm_library *library, struct gemm_plan *p,
+                            const struct gemm_algo *algo, void *out, const void *a, const void *b,
+                            void *workspace, cudaStream_t stream);
 
 #endif

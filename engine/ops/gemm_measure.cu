@@ -1,5 +1,7 @@
 #include "engine/ops/gemm_measure.h"
 
+#include <math.h>
+
 #include "engine/base/arena.h"
 #include "engine/base/clock.h"
 #include "engine/ops/gemm_lt.cuh"
@@ -124,7 +126,9 @@ __device__ static void hold_wait(const volatile uint32_t *word, uint32_t value, 
         __nanosleep(200);
 }
 
-/* A block of one thread and all shared memory has a multiprocessor for itself. */
+/* A block of one thread and all shared memory has a multiprocessor for itself. Launched as NCCL
+ * launches its kernels, in clusters of four where their number allows: so the two multiprocessors
+ * of a pair are held or free together, and products whose blocks come in pairs find room. */
 __global__ static void gemm_hold_kernel(struct hold *hold, uint64_t most_ns)
 {
     atomicAdd(&hold->begun, 1);
@@ -144,16 +148,18 @@ __global__ static void gemm_let_go_kernel(struct hold *hold)
 
 /* ---- one product ----------------------------------------------------------------------------- */
 
-struct candidate {
-    cublasLtMatmulAlgo_t algo;
-    uint32_t sm;
+/* On the device, behind the operands. */
+struct aside {
+    struct hold hold;
+    unsigned long long digest[CANDIDATES]; /* of what each makes of the same operands */
 };
 
 struct measuring {
     struct gemm_library *library;
     struct stream *s, *beside;
-    struct hold *hold;
+    struct aside *aside;
     int hold_bytes; /* of a block's shared memory */
+    bool clusters;  /* the card has them */
     char *memory;
     void *workspace;
     struct operands operands;
@@ -161,30 +167,48 @@ struct measuring {
     cudaEvent_t mark[CANDIDATES * ROUNDS + 1]; /* owned */
 };
 
+static enum status hold_launch(struct measuring *m, int32_t blocks, uint64_t most_ns)
+{
+    cudaLaunchAttribute cluster = {};
+    cudaLaunchConfig_t config = {};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {blocks % 4 == 0 ? 4u : blocks % 2 == 0 ? 2u : 1u, 1, 1};
+    config.gridDim = dim3((unsigned)blocks);
+    config.blockDim = dim3(1);
+    config.dynamicSmemBytes = (size_t)m->hold_bytes;
+    config.stream = stream_cuda(m->beside);
+    config.attrs = &cluster;
+    config.numAttrs = m->clusters;
+    return CUDA(cudaLaunchKernelEx(&config, gemm_hold_kernel, &m->aside->hold, most_ns));
+}
+
 /* @us: what is measured meanwhile takes about that. */
 static enum status hold_begin(struct measuring *m, int32_t blocks, double us)
 {
     uint64_t most_ns = (uint64_t)(1e3 * (HOLD_US + 4.0 * us));
-    TRY(CUDA(cudaMemsetAsync(m->hold, 0, sizeof *m->hold, stream_cuda(m->s))));
+    struct hold *hold = &m->aside->hold;
+    TRY(CUDA(cudaMemsetAsync(hold, 0, sizeof *hold, stream_cuda(m->s))));
     TRY(CUDA(cudaEventRecord(m->mark[0], stream_cuda(m->s))));
     TRY(CUDA(cudaStreamWaitEvent(stream_cuda(m->beside), m->mark[0], 0)));
-    gemm_hold_kernel<<<blocks, 1, m->hold_bytes, stream_cuda(m->beside)>>>(m->hold, most_ns);
-    TRY(CUDA(cudaGetLastError()));
-    gemm_held_kernel<<<1, 1, 0, stream_cuda(m->s)>>>(m->hold, (uint32_t)blocks, most_ns);
+    TRY(hold_launch(m, blocks, most_ns));
+    gemm_held_kernel<<<1, 1, 0, stream_cuda(m->s)>>>(hold, (uint32_t)blocks, most_ns);
     return CUDA(cudaGetLastError());
 }
 
 static enum status hold_end(struct measuring *m)
 {
-    gemm_let_go_kernel<<<1, 1, 0, stream_cuda(m->s)>>>(m->hold);
+    gemm_let_go_kernel<<<1, 1, 0, stream_cuda(m->s)>>>(&m->aside->hold);
     return CUDA(cudaGetLastError());
 }
 
 /* Its kernels are loaded here, for that may wait for what runs. */
 static enum status hold_open(struct measuring *m)
 {
-    TRY(CUDA(cudaDeviceGetAttribute(&m->hold_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin,
-                                    m->s->device->index)));
+    int card = m->s->device->index, major = 0;
+    TRY(CUDA(
+        cudaDeviceGetAttribute(&m->hold_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, card)));
+    TRY(CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, card)));
+    m->clusters = major >= 9;
     TRY(CUDA(cudaFuncSetAttribute(gemm_hold_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   m->hold_bytes)));
     TRY(hold_end(m));
@@ -194,26 +218,29 @@ static enum status hold_open(struct measuring *m)
     return stream_sync(m->beside);
 }
 
-static enum status take_candidate(struct gemm_plan *p, const struct candidate *c)
+static enum status fill(struct measuring *m, void *to, size_t bytes)
 {
-    p->algo = c->algo;
-    return gemm_plan_aim(p, c->sm);
+    gemm_fill_kernel<<<2048, 256, 0, stream_cuda(m->s)>>>((uint4 *)to, bytes / sizeof(uint4));
+    return CUDA(cudaGetLastError());
 }
 
-static enum status run_once(struct measuring *m, struct gemm_plan *p)
+/* Of run @set. */
+static enum status run_in(struct measuring *m, struct gemm_plan *p, const struct gemm_algo *algo,
+                          int set)
 {
     const struct operands *o = &m->operands;
     char *a = m->memory + o->bias_bytes, *sets = a + o->a_bytes;
-    char *b = sets + (size_t)(m->runs++ % o->sets) * (o->b_bytes + o->out_bytes);
-    return gemm_plan_issue(m->library, p, b + o->b_bytes, a, b, m->workspace, stream_cuda(m->s));
+    char *b = sets + (size_t)(set % o->sets) * (o->b_bytes + o->out_bytes);
+    return gemm_plan_issue(m->library, p, algo, b + o->b_bytes, a, b, m->workspace,
+                           stream_cuda(m->s));
 }
 
 /* Microseconds of a run of each of the @count candidates, taking turns: the fastest round, because
  * what disturbs only slows down. @round_us: time for one in a round; at least @least runs. @held:
  * multiprocessors that are held meanwhile. */
-static enum status time_held(struct measuring *m, struct gemm_plan *p,
-                             const struct candidate *candidates, int count, double round_us,
-                             int least, int32_t held, double *us)
+static enum status time_candidates(struct measuring *m, struct gemm_plan *p,
+                                   const struct gemm_algo *candidates, int count, double round_us,
+                                   int least, int32_t held, double *us)
 {
     const struct gemm_key *key = &p->key;
     double guess_us = 2e-6 * (double)key->T * (double)key->N * (double)key->K / 600.0 + 3.0;
@@ -223,9 +250,8 @@ static enum status time_held(struct measuring *m, struct gemm_plan *p,
         TRY(hold_begin(m, held, guess_us * runs * ROUNDS * count));
     TRY(CUDA(cudaEventRecord(m->mark[0], stream_cuda(m->s))));
     for (int i = 0; i < ROUNDS * count; i++) {
-        TRY(take_candidate(p, &candidates[i % count]));
         for (int k = 0; k < runs; k++)
-            TRY(run_once(m, p));
+            TRY(run_in(m, p, &candidates[i % count], m->runs++));
         TRY(CUDA(cudaEventRecord(m->mark[i + 1], stream_cuda(m->s))));
     }
     if (held > 0)
@@ -243,36 +269,52 @@ static enum status time_held(struct measuring *m, struct gemm_plan *p,
     return ST_OK;
 }
 
-/* The same alone or, of a product that runs beside collectives, the mean of alone and beside. */
-static enum status time_candidates(struct measuring *m, struct gemm_plan *p,
-                                   const struct candidate *candidates, int count, double round_us,
-                                   int least, double *us)
+/* Of all of @out's bits; whatever adds first, it is the same. */
+__global__ static void gemm_digest_kernel(const uint32_t *out, size_t words,
+                                          unsigned long long *digest)
 {
-    double beside[CANDIDATES];
-    TRY(time_held(m, p, candidates, count, round_us, least, 0, us));
-    if (p->key.beside == 0)
-        return ST_OK;
-    TRY(time_held(m, p, candidates, count, round_us, least, p->key.beside, beside));
-    for (int c = 0; c < count; c++)
-        us[c] = (us[c] + beside[c]) / 2.0;
-    return ST_OK;
+    unsigned long long sum = 0;
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < words;
+         i += (size_t)gridDim.x * blockDim.x)
+        sum += (out[i] ^ 0x9E3779B9u) * (2ull * i + 0x9E3779B97F4A7C15ull);
+    atomicAdd(digest, sum);
 }
 
-/* The fastest of @count candidates and its time: short heats for all, then a longer final of the
- * heuristic's first choice and the best of the others. */
-static enum status find_fastest(struct measuring *m, struct gemm_plan *p,
-                                const struct candidate *candidates, int count, int *best,
-                                double *best_us)
+/* The first run of each, which loads its kernel: on equal operands, into an equal output. */
+static enum status digest_candidates(struct measuring *m, struct gemm_plan *p,
+                                     const struct gemm_algo *candidates, int count,
+                                     unsigned long long *digest)
 {
-    struct candidate finalist[FINALISTS];
-    int index[FINALISTS] = {0}, finalists = count < FINALISTS ? count : FINALISTS;
-    double us[CANDIDATES];
-    bool taken[CANDIDATES] = {true};  /* the first is in the final */
-    for (int c = 0; c < count; c++) { /* the first run loads the kernel */
-        TRY(take_candidate(p, &candidates[c]));
-        TRY(run_once(m, p));
+    const struct operands *o = &m->operands;
+    char *out = m->memory + o->bias_bytes + o->a_bytes + o->b_bytes; /* of the first set */
+    TRY(CUDA(cudaMemsetAsync(m->aside->digest, 0, sizeof m->aside->digest, stream_cuda(m->s))));
+    for (int c = 0; c < count; c++) {
+        TRY(fill(m, out, o->out_bytes));
+        TRY(run_in(m, p, &candidates[c], 0));
+        gemm_digest_kernel<<<512, 256, 0, stream_cuda(m->s)>>>(
+            (const uint32_t *)out, o->out_bytes / sizeof(uint32_t), &m->aside->digest[c]);
+        TRY(CUDA(cudaGetLastError()));
     }
-    TRY(time_candidates(m, p, candidates, count, HEAT_US, 1, us));
+    TRY(CUDA(cudaMemcpyAsync(digest, m->aside->digest, sizeof *digest * (size_t)count,
+                             cudaMemcpyDeviceToHost, stream_cuda(m->s))));
+    return stream_sync(m->s);
+}
+
+struct fastest {
+    int candidate;
+    double us;
+};
+
+/* A longer final of the first of the @count candidates and the best of the others by @us, those of
+ * short heats. */
+static enum status final(struct measuring *m, struct gemm_plan *p,
+                         const struct gemm_algo *candidates, int count, const double *us,
+                         int32_t held, struct fastest *fastest)
+{
+    struct gemm_algo finalist[FINALISTS];
+    int index[FINALISTS] = {0}, finalists = count < FINALISTS ? count : FINALISTS, best = 0;
+    bool taken[CANDIDATES] = {true};
+    double final_us[FINALISTS];
     for (int f = 0; f < finalists; f++) {
         for (int c = 0; f > 0 && c < count; c++)
             if (!taken[c] && (taken[index[f]] || us[c] < us[index[f]]))
@@ -280,36 +322,67 @@ static enum status find_fastest(struct measuring *m, struct gemm_plan *p,
         taken[index[f]] = true;
         finalist[f] = candidates[index[f]];
     }
-    TRY(time_candidates(m, p, finalist, finalists, FINAL_US, 3, us));
-    int fastest = 0;
+    TRY(time_candidates(m, p, finalist, finalists, FINAL_US, 3, held, final_us));
     for (int f = 1; f < finalists; f++)
-        if (us[f] < us[fastest] && us[f] < us[0] * (1.0 - NOISE))
-            fastest = f;
-    *best = index[fastest];
-    *best_us = us[fastest];
+        if (final_us[f] < final_us[best] && final_us[f] < final_us[0] * (1.0 - NOISE))
+            best = f;
+    *fastest = {index[best], final_us[best]};
     return ST_OK;
+}
+
+static double least_of(const double *us, const unsigned long long *digest, int count,
+                       unsigned long long group)
+{
+    double least = INFINITY;
+    for (int c = 0; c < count; c++)
+        if (digest[c] == group && us[c] < least)
+            least = us[c];
+    return least;
+}
+
+/* Put in front those that give the same bits and are fastest so, alone and beside, in their order.
+ * Return: how many they are. */
+static int keep_group(struct gemm_algo *candidates, double *alone, double *beside,
+                      const unsigned long long *digest, int count)
+{
+    double best_us = INFINITY;
+    unsigned long long best = digest[0];
+    int kept = 0;
+    for (int c = 0; c < count; c++) {
+        double us =
+            least_of(alone, digest, count, digest[c]) + least_of(beside, digest, count, digest[c]);
+        if (us < best_us) {
+            best_us = us;
+            best = digest[c];
+        }
+    }
+    for (int c = 0; c < count; c++)
+        if (digest[c] == best) {
+            candidates[kept] = candidates[c];
+            alone[kept] = alone[c];
+            beside[kept++] = beside[c];
+        }
+    return kept;
 }
 
 /* Add what is offered for @sm multiprocessors; only algorithms that a plan file can tell again. */
 static enum status add_candidates(const struct measuring *m, struct gemm_plan *p, uint32_t sm,
-                                  struct candidate *candidates, int *count)
+                                  struct gemm_algo *candidates, int *count)
 {
-    cublasLtMatmulAlgo_t algos[OFFERED];
+    struct gemm_algo algos[OFFERED];
     int offered = 0;
-    TRY(gemm_plan_aim(p, sm));
-    TRY(gemm_plan_ask(m->library, p, algos, OFFERED, &offered));
+    TRY(gemm_plan_ask(m->library, p, sm, algos, OFFERED, &offered));
     for (int i = 0; i < offered; i++) {
         uint32_t values[GEMM_ATTRIBUTES];
-        gemm_algo_read(values, &algos[i], sm);
-        candidates[*count].sm = sm;
-        if (gemm_algo_make(m->library, &candidates[*count].algo, p, values))
+        gemm_algo_read(values, &algos[i]);
+        if (gemm_algo_make(m->library, &candidates[*count], p, values))
             ++*count;
     }
     return ST_OK;
 }
 
 static enum status candidates_of(const struct measuring *m, struct gemm_plan *p,
-                                 struct candidate *candidates, int *count)
+                                 struct gemm_algo *candidates, int *count)
 {
     *count = 0;
     TRY(add_candidates(m, p, 0, candidates, count));
@@ -319,25 +392,63 @@ static enum status candidates_of(const struct measuring *m, struct gemm_plan *p,
                           candidates, count);
 }
 
+static void choose(struct gemm_choice *choice, const struct gemm_algo *candidates,
+                   const struct fastest *fastest)
+{
+    gemm_algo_read(choice->algo, &candidates[fastest->candidate]);
+    choice->us = fastest->us;
+}
+
+/* @candidates, in the order of the heuristic; changed. */
+static enum status find_fastest(struct measuring *m, struct gemm_plan *p,
+                                struct gemm_algo *candidates, int count, struct gemm_entry *entry,
+                                struct gemm_measured *result)
+{
+    int32_t held = p->key.beside;
+    double alone[CANDIDATES], beside[CANDIDATES];
+    unsigned long long digest[CANDIDATES];
+    uint32_t favourite[GEMM_ATTRIBUTES];
+    struct fastest fastest;
+    gemm_algo_read(favourite, &candidates[0]);
+    TRY(fill(m, m->memory, operands_bytes(&m->operands))); /* what others left is not random */
+    TRY(digest_candidates(m, p, candidates, count, digest));
+    TRY(time_candidates(m, p, candidates, count, HEAT_US, 1, 0, alone));
+    if (held > 0) {
+        TRY(time_candidates(m, p, candidates, count, HEAT_US, 1, held, beside));
+        count = keep_group(candidates, alone, beside, digest, count);
+    }
+    TRY(final(m, p, candidates, count, alone, 0, &fastest));
+    choose(&entry->alone, candidates, &fastest);
+    result->changed += memcmp(entry->alone.algo, favourite, sizeof favourite) != 0;
+    if (held == 0)
+        return ST_OK;
+    TRY(final(m, p, candidates, count, beside, held, &fastest));
+    choose(&entry->beside, candidates, &fastest);
+    result->beside += memcmp(entry->alone.algo, entry->beside.algo, sizeof favourite) != 0;
+    return ST_OK;
+}
+
 static enum status measure_one(struct measuring *m, struct gemm_table *table,
                                const struct gemm_key *key, bool in_time,
                                struct gemm_measured *result)
 {
     struct gemm_plan p = {};
     struct gemm_entry entry = {};
-    struct candidate candidates[CANDIDATES];
-    int count = 0, best = 0;
+    struct gemm_algo candidates[CANDIDATES];
+    const struct fastest first = {};
+    int count = 0;
     p.key = entry.key = *key;
     m->operands = operands_of(key);
     TRY(gemm_plan_describe(&p, key->bias ? m->memory : NULL, CUBLAS_COMPUTE_32F));
     TRY(candidates_of(m, &p, candidates, &count));
     if (count == 0) /* then the heuristic's choice serves, which no file can tell */
         return ST_OK;
+    choose(&entry.alone, candidates, &first);
+    if (key->beside > 0)
+        choose(&entry.beside, candidates, &first);
     if (in_time)
-        TRY(find_fastest(m, &p, candidates, count, &best, &entry.us));
-    gemm_algo_read(entry.algo, &candidates[best].algo, candidates[best].sm);
+        TRY(find_fastest(m, &p, candidates, count, &entry, result));
     result->products++;
-    result->changed += best > 0;
     result->skipped += !in_time;
     return gemm_table_add(table, &entry);
 }
@@ -358,9 +469,7 @@ static enum status measure_all(struct measuring *m, struct gemm_table *table,
     double begun = clock_s();
     for (int i = 0; i <= CANDIDATES * ROUNDS; i++)
         TRY(CUDA(cudaEventCreate(&m->mark[i])));
-    gemm_fill_kernel<<<2048, 256, 0, stream_cuda(m->s)>>>((uint4 *)m->memory, bytes / 16);
-    TRY(CUDA(cudaGetLastError()));
-    m->hold = (struct hold *)(m->memory + bytes);
+    m->aside = (struct aside *)(m->memory + bytes);
     TRY(hold_open(m));
     for (int i = 0; i < wanted->count; i++)
         if (is_to_measure(table, &wanted->entries[i].key))
@@ -389,7 +498,7 @@ enum status gemm_measure(struct device *device, struct gemm_table *table,
     m.s = &device->streams[STREAM_COMPUTE];
     m.beside = &device->streams[STREAM_GATHER];
     TRY_GOTO(st, out, stream_scratch(&m.workspace, m.s, GEMM_WORKSPACE_BYTES));
-    TRY_GOTO(st, out, device_alloc(device, (void **)&m.memory, bytes + sizeof *m.hold));
+    TRY_GOTO(st, out, device_alloc(device, (void **)&m.memory, bytes + sizeof *m.aside));
     TRY_GOTO(st, out, measure_all(&m, table, wanted, bytes, budget_s, result));
 out:
     if (m.memory)

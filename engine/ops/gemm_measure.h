@@ -8,9 +8,11 @@
  * of a few rounds counts: first short ones of all, then longer ones of the heuristic's own choice
  * and the best two of the others. That choice stays unless another beats it by more than 1%.
  *
- * A product that runs beside collectives (gemm_key.beside) is timed alone and while a kernel holds
- * as many multiprocessors; the mean of both counts. It has more candidates: what the heuristic
- * offers for all multiprocessors, and for what is left of them.
+ * A product that runs beside collectives (gemm_key.beside) gets two algorithms, the fastest alone
+ * and the fastest while a kernel holds as many multiprocessors, of those that give the same bits:
+ * candidates are grouped by what they make of the same numbers, and the group whose two best times
+ * have the least sum counts. (Most give the same: they add along K in the same order.) There are
+ * more candidates then: what the heuristic offers for all multiprocessors, and for the rest.
  *
  * Only in set-up: it takes device memory, waits, and is not reproducible. Its result is.
  */
@@ -24,7 +26,8 @@ C_BEGIN
 
 struct gemm_measured {
     int products; /* that were added */
-    int changed;  /* of these, with another algorithm than the heuristic's first */
+    int changed;  /* of these, with another algorithm than the heuristic's first, alone */
+    int beside;   /* of these, with another one beside collectives than alone */
     int skipped;  /* of these, not timed: the time was up */
 };
 

@@ -75,7 +75,7 @@ enum status gemm_plan_describe(struct gemm_plan *p, const void *bias, cublasComp
     return gemm_plan_desc(p, &form, bias, compute);
 }
 
-enum status gemm_plan_aim(struct gemm_plan *p, uint32_t sm)
+static enum status gemm_plan_aim(struct gemm_plan *p, uint32_t sm)
 {
     int32_t target = (int32_t)sm;
     return CUBLAS(cublasLtMatmulDescSetAttribute(&p->desc, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET,
@@ -102,8 +102,8 @@ static enum status gemm_preference(cublasLtMatmulPreferenceOpaque_t *preference,
     return ST_OK;
 }
 
-enum status gemm_plan_ask(struct gemm_library *library, struct gemm_plan *p,
-                          cublasLtMatmulAlgo_t *algos, int most, int *count)
+enum status gemm_plan_ask(struct gemm_library *library, struct gemm_plan *p, uint32_t sm,
+                          struct gemm_algo *algos, int most, int *count)
 {
     enum { MOST = 16 };
     cublasLtMatmulPreferenceOpaque_t preference;
@@ -111,6 +111,7 @@ enum status gemm_plan_ask(struct gemm_library *library, struct gemm_plan *p,
     int offered = 0;
     ASSERT(most <= MOST);
     *count = 0;
+    TRY(gemm_plan_aim(p, sm));
     TRY(gemm_preference(&preference, &p->key));
     cublasStatus_t st =
         cublasLtMatmulAlgoGetHeuristic(library->handle, &p->desc, &p->first, &p->second, &p->out,
@@ -120,7 +121,16 @@ enum status gemm_plan_ask(struct gemm_library *library, struct gemm_plan *p,
     TRY(CUBLAS(st));
     for (int i = 0; i < offered; i++)
         if (result[i].state == CUBLAS_STATUS_SUCCESS)
-            algos[(*count)++] = result[i].algo;
+            algos[(*count)++] = {result[i].algo, sm};
+    return ST_OK;
+}
+
+/* The library's first choice, beside collectives too. */
+static enum status gemm_plan_favourite(struct gemm_library *library, struct gemm_plan *p,
+                                       int *count)
+{
+    TRY(gemm_plan_ask(library, p, 0, &p->alone, 1, count));
+    p->beside = p->alone;
     return ST_OK;
 }
 
@@ -131,12 +141,12 @@ static enum status gemm_plan_choose(struct gemm_library *library, struct gemm_pl
     int count = 0;
     if (p->key.dtype != DTYPE_BF16) {
         TRY(gemm_plan_describe(p, bias, CUBLAS_COMPUTE_32F_PEDANTIC));
-        TRY(gemm_plan_ask(library, p, &p->algo, 1, &count));
+        TRY(gemm_plan_favourite(library, p, &count));
         if (count > 0)
             return ST_OK;
     }
     TRY(gemm_plan_describe(p, bias, CUBLAS_COMPUTE_32F));
-    TRY(gemm_plan_ask(library, p, &p->algo, 1, &count));
+    TRY(gemm_plan_favourite(library, p, &count));
     if (count == 0)
         return FAIL(UNSUPPORTED,
                     "cuBLASLt has no algorithm for product kind %d, %s, T %lld, N %lld, K %lld",
@@ -164,21 +174,21 @@ static const struct {
 };
 static_assert(sizeof attributes / sizeof *attributes == GEMM_ATTRIBUTES - 1, "GEMM_SM is the last");
 
-void gemm_algo_read(uint32_t values[GEMM_ATTRIBUTES], const cublasLtMatmulAlgo_t *algo, uint32_t sm)
+void gemm_algo_read(uint32_t values[GEMM_ATTRIBUTES], const struct gemm_algo *algo)
 {
-    values[GEMM_SM] = sm;
+    values[GEMM_SM] = algo->sm;
     for (int i = 0; i < GEMM_SM; i++) {
         size_t written = 0;
         values[i] = 0; /* little endian: the low bytes of a narrow one */
-        if (cublasLtMatmulAlgoConfigGetAttribute(algo, attributes[i].name, &values[i],
+        if (cublasLtMatmulAlgoConfigGetAttribute(&algo->lt, attributes[i].name, &values[i],
                                                  attributes[i].bytes,
                                                  &written) != CUBLAS_STATUS_SUCCESS)
             values[i] = 0;
     }
 }
 
-bool gemm_algo_make(const struct gemm_library *library, cublasLtMatmulAlgo_t *algo,
-                    struct gemm_plan *p, const uint32_t values[GEMM_ATTRIBUTES])
+bool gemm_algo_make(const struct gemm_library *library, struct gemm_algo *algo, struct gemm_plan *p,
+                    const uint32_t values[GEMM_ATTRIBUTES])
 {
     const uint32_t reproducible =
         CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
@@ -186,22 +196,23 @@ bool gemm_algo_make(const struct gemm_library *library, cublasLtMatmulAlgo_t *al
     cudaDataType_t out = p->key.kind == GEMM_BACKWARD_WEIGHT ? CUDA_R_32F : in;
     cublasLtMatmulHeuristicResult_t result;
     memset(algo, 0, sizeof *algo); /* the library leaves gaps as they are */
+    algo->sm = values[GEMM_SM];
     if (values[GEMM_REDUCTION] & ~reproducible || values[GEMM_ID] > INT32_MAX ||
         values[GEMM_SM] > (uint64_t)library->card.multiprocessors ||
         gemm_plan_aim(p, values[GEMM_SM]) != ST_OK)
         return false;
     if (cublasLtMatmulAlgoInit(library->handle, CUBLAS_COMPUTE_32F, CUDA_R_32F, in, in, out, out,
-                               (int)values[GEMM_ID], algo) != CUBLAS_STATUS_SUCCESS)
+                               (int)values[GEMM_ID], &algo->lt) != CUBLAS_STATUS_SUCCESS)
         return false;
     for (int i = GEMM_ID + 1; i < GEMM_SM; i++) {
         if (attributes[i].bytes == 2 && values[i] > UINT16_MAX)
             return false;
-        if (cublasLtMatmulAlgoConfigSetAttribute(algo, attributes[i].name, &values[i],
+        if (cublasLtMatmulAlgoConfigSetAttribute(&algo->lt, attributes[i].name, &values[i],
                                                  attributes[i].bytes) != CUBLAS_STATUS_SUCCESS)
             return false;
     }
     return cublasLtMatmulAlgoCheck(library->handle, &p->desc, &p->first, &p->second, &p->out,
-                                   &p->out, algo, &result) == CUBLAS_STATUS_SUCCESS &&
+                                   &p->out, &algo->lt, &result) == CUBLAS_STATUS_SUCCESS &&
            result.state == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= GEMM_WORKSPACE_BYTES;
 }
 
@@ -210,17 +221,26 @@ void gemm_card(const struct device *device, struct gemm_card *card)
     *card = gemm_library_of(device)->card;
 }
 
+/* Both algorithms of an entry. */
+static bool gemm_plan_take(const struct gemm_library *library, struct gemm_plan *p,
+                           const struct gemm_entry *entry)
+{
+    if (!gemm_algo_make(library, &p->alone, p, entry->alone.algo))
+        return false;
+    p->beside = p->alone;
+    return p->key.beside == 0 || gemm_algo_make(library, &p->beside, p, entry->beside.algo);
+}
+
 bool gemm_plan_accepts(const struct device *device, const struct gemm_entry *entry)
 {
     struct gemm_plan p = {};
-    cublasLtMatmulAlgo_t algo;
     p.key = entry->key;
     /* No product runs here: any address with the right alignment will do. */
     const void *bias = (const void *)(uintptr_t)p.key.align;
     if (p.key.dtype != DTYPE_BF16 || (p.key.bias && p.key.kind != GEMM_FORWARD))
         return false;
     return gemm_plan_describe(&p, p.key.bias ? bias : NULL, CUBLAS_COMPUTE_32F) == ST_OK &&
-           gemm_algo_make(gemm_library_of(device), &algo, &p, entry->algo);
+           gemm_plan_take(gemm_library_of(device), &p, entry);
 }
 
 /* ---- the products met so far ----------------------------------------------------------------- */
@@ -245,7 +265,7 @@ static enum status gemm_plan_make(struct gemm_library *library, struct gemm_plan
         entry = gemm_table_find(library->table, &p->key);
     if (entry) {
         TRY(gemm_plan_describe(p, bias, CUBLAS_COMPUTE_32F));
-        if (gemm_algo_make(library, &p->algo, p, entry->algo))
+        if (gemm_plan_take(library, p, entry))
             return ST_OK;
     }
     library->missing++;
@@ -276,7 +296,7 @@ void gemm_plan_install(struct device *device, const struct gemm_table *table)
     struct gemm_library *library = gemm_library_of(device);
     ASSERT(table == NULL || gemm_card_equal(&table->card, &library->card));
     library->table = table;
-    library->count = library->missing = 0;
+    library->count = library->missing = library->besides = 0;
     memset(library->slot, 0, sizeof library->slot);
 }
 
@@ -285,6 +305,17 @@ void gemm_plan_beside(struct device *device, int64_t multiprocessors)
     struct gemm_library *library = gemm_library_of(device);
     int64_t most = library->card.multiprocessors - 1;
     library->beside = (int32_t)(multiprocessors < most ? multiprocessors : most);
+}
+
+enum status cuda_pass_begin(struct stream *s, double product_flops, uint16_t beside)
+{
+    gemm_library_of(s->device)->pass = {product_flops, beside, 0.0};
+    return ST_OK;
+}
+
+int gemm_plan_besides(const struct device *device)
+{
+    return gemm_library_of(device)->besides;
 }
 
 int gemm_plan_missing(const struct device *device)
@@ -301,12 +332,28 @@ static int32_t gemm_alignment(const void *a, const void *b, const void *c, const
     return (int32_t)(bits & (~bits + 1));
 }
 
-enum status gemm_plan_issue(const struct gemm_library *library, struct gemm_plan *p, void *out,
-                            const void *a, const void *b, void *workspace, cudaStream_t stream)
+/* The next product of a pass: is a collective there when it begins, or when half of it is done? So
+ * in doubt: what is made for the rest of the card loses less alone than the other does beside. */
+static bool is_beside(struct gemm_pass *pass, const struct gemm_key *key)
+{
+    double flops = 2.0 * (double)key->T * (double)key->N * (double)key->K;
+    double begin = pass->begun, middle = begin + flops / 2.0;
+    pass->begun += flops;
+    if (key->beside == 0 || !(middle < pass->flops))
+        return false;
+    int first = (int)(begin / pass->flops * PASS_PARTS);
+    int second = (int)(middle / pass->flops * PASS_PARTS);
+    return (pass->beside >> first | pass->beside >> second) & 1;
+}
+
+enum status gemm_plan_issue(const struct gemm_library *library, struct gemm_plan *p,
+                            const struct gemm_algo *algo, void *out, const void *a, const void *b,
+                            void *workspace, cudaStream_t stream)
 {
     float one = 1.0f, beta = p->key.add ? 1.0f : 0.0f;
+    TRY(gemm_plan_aim(p, algo->sm));
     return CUBLAS(cublasLtMatmul(library->handle, &p->desc, &one, b, &p->first, a, &p->second,
-                                 &beta, out, &p->out, out, &p->out, &p->algo, workspace,
+                                 &beta, out, &p->out, out, &p->out, &algo->lt, workspace,
                                  GEMM_WORKSPACE_BYTES, stream));
 }
 
@@ -331,7 +378,10 @@ enum status gemm_run(struct stream *s, enum gemm_kind kind, struct tensor out, s
     if (bias)
         TRY(CUBLAS(cublasLtMatmulDescSetAttribute(&p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
                                                   &bias, sizeof bias)));
-    return gemm_plan_issue(library, p, out.data, a.data, b.data, workspace, stream_cuda(s));
+    bool beside = is_beside(&library->pass, &key);
+    library->besides += beside;
+    return gemm_plan_issue(library, p, beside ? &p->beside : &p->alone, out.data, a.data, b.data,
+                           workspace, stream_cuda(s));
 }
 
 /* ---- open and close -------------------------------------------------------------------------- */

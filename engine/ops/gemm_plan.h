@@ -6,7 +6,8 @@
  * installed (gemm_table.h; gemm_measure.h makes one); a product that the plan lacks gets what the
  * library's heuristic says first, which is a function of the key, the card and the library version.
  * Nothing is timed here, and nothing changes once a product has run. So every stage, rank and run
- * with the same plan runs the same algorithms.
+ * with the same plan runs the same algorithms or, where collectives may be beside a product, one of
+ * two that give the same bits.
  *
  * Reproducible: each product gets the same fixed workspace; only reductions through the workspace
  * in compute precision are allowed for split sums (not the in-place one). fp32 products use fp32
@@ -61,14 +62,17 @@ bool gemm_plan_accepts(const struct device *device, const struct gemm_entry *ent
 void gemm_plan_install(struct device *device, const struct gemm_table *table);
 
 /**
- * gemm_plan_beside() - bf16 products from now on run beside collectives, about half of the time.
+ * gemm_plan_beside() - some bf16 products from now on run beside collectives.
  * @multiprocessors: that these hold; 0: none.
  *
  * A product that fills the card waits a whole round of tiles for the few multiprocessors on which a
- * collective runs; one that leaves those alone is slower by itself and faster beside it. So it is
- * measured both ways (gemm_measure.h).
+ * collective runs; one that leaves those alone is slower by itself and faster beside it. So a plan
+ * has two algorithms for it (gemm_measure.h), and op_pass_begin() says which products want which.
  */
 void gemm_plan_beside(struct device *device, int64_t multiprocessors);
+
+/** gemm_plan_besides() - bf16 products that were issued as being beside collectives, since then. */
+int gemm_plan_besides(const struct device *device);
 
 /** gemm_plan_missing() - bf16 products met since then that the plan lacks. */
 int gemm_plan_missing(const struct device *device);

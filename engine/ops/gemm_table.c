@@ -8,10 +8,10 @@
 #include "engine/base/file.h"
 #include "engine/base/text.h"
 
-enum { LINE_BYTES = 512 }; /* of an entry at most: 18 numbers with their names */
+enum { LINE_BYTES = 768 }; /* of an entry at most: 29 numbers with their names */
 
 #define MAGIC   "tessera gemm plan "
-#define VERSION "2"
+#define VERSION "3"
 
 static const char *const kind_names[GEMM_KINDS] = {"forward", "data", "weight"};
 static const char *const attribute_names[GEMM_ATTRIBUTES] = {
@@ -58,16 +58,25 @@ enum status gemm_table_add(struct gemm_table *table, const struct gemm_entry *en
 
 /* ---- writing --------------------------------------------------------------------------------- */
 
+static int choice_text(char *out, size_t bytes, const struct gemm_choice *c)
+{
+    int used = 0;
+    for (int i = 0; i < GEMM_ATTRIBUTES; i++)
+        used += snprintf(out + used, bytes - (size_t)used, " %s=%u", attribute_names[i],
+                         (unsigned)c->algo[i]);
+    return used + snprintf(out + used, bytes - (size_t)used, " us=%.2f", c->us);
+}
+
 static int entry_text(char *out, size_t bytes, const struct gemm_entry *e)
 {
     const struct gemm_key *k = &e->key;
     int used = snprintf(out, bytes, "%s %s T=%lld N=%lld K=%lld add=%d bias=%d align=%d beside=%d",
                         kind_names[k->kind], dtype_name((enum dtype)k->dtype), (long long)k->T,
                         (long long)k->N, (long long)k->K, k->add, k->bias, k->align, k->beside);
-    for (int i = 0; i < GEMM_ATTRIBUTES; i++)
-        used += snprintf(out + used, bytes - (size_t)used, " %s=%u", attribute_names[i],
-                         (unsigned)e->algo[i]);
-    return used + snprintf(out + used, bytes - (size_t)used, " us=%.2f\n", e->us);
+    used += choice_text(out + used, bytes - (size_t)used, &e->alone);
+    if (k->beside > 0)
+        used += choice_text(out + used, bytes - (size_t)used, &e->beside);
+    return used + snprintf(out + used, bytes - (size_t)used, "\n");
 }
 
 enum status gemm_table_write(char **text, size_t *bytes, const struct gemm_table *table)
@@ -186,18 +195,26 @@ static enum status read_key(struct reading *r, struct gemm_key *key)
     return word_int32(r, &key->beside, "beside", 1 << 16);
 }
 
-static enum status read_entry(struct reading *r, struct gemm_entry *e)
+static enum status read_choice(struct reading *r, struct gemm_choice *c)
 {
     const char *us = NULL;
-    TRY(read_key(r, &e->key));
     for (int i = 0; i < GEMM_ATTRIBUTES; i++) {
         int64_t value = 0;
         TRY(word_int(r, &value, attribute_names[i], 0, UINT32_MAX));
-        e->algo[i] = (uint32_t)value;
+        c->algo[i] = (uint32_t)value;
     }
     TRY(word_value(r, &us, "us"));
-    if (!text_to_real(&e->us, us) || !(e->us >= 0.0 && e->us < 1e9))
+    if (!text_to_real(&c->us, us) || !(c->us >= 0.0 && c->us < 1e9))
         return bad_line(r, "us from 0 to 1e9", us);
+    return ST_OK;
+}
+
+static enum status read_entry(struct reading *r, struct gemm_entry *e)
+{
+    TRY(read_key(r, &e->key));
+    TRY(read_choice(r, &e->alone));
+    if (e->key.beside > 0)
+        TRY(read_choice(r, &e->beside));
     return r->at[0] == '\0' ? ST_OK : bad_line(r, "the end of the line", r->at);
 }
 

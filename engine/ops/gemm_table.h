@@ -6,17 +6,20 @@
  * kept in a file, shared by all ranks, stored with checkpoints; a run that goes on with the plan it
  * was begun with computes the same bits. The text, ASCII, lines that end in '\n':
  *
- *     tessera gemm plan 2
+ *     tessera gemm plan 3
  *     card NVIDIA H100 80GB HBM3
  *     multiprocessors 132
  *     library 130100
- *     forward bf16 T=2816 N=3072 K=1024 add=0 bias=1 align=256 beside=16 id=66 tile=0 stages=0
- *         split=1 reduction=0 swizzle=0 custom=7 inner=0 cluster=5 sm=116 us=31.4     (one line)
+ *     forward bf16 T=2816 N=3072 K=1024 add=0 bias=1 align=256 beside=12 id=66 tile=0 stages=0
+ *         split=1 reduction=0 swizzle=0 custom=7 inner=0 cluster=5 sm=0 us=27.3 id=66 tile=0
+ *         stages=0 split=1 reduction=0 swizzle=0 custom=7 inner=0 cluster=3 sm=120 us=37.1
+ *                                                                                     (one line)
  *
  * The first two words and all up to beside name the product (struct gemm_key), each product once;
  * id to sm are the attributes of the algorithm, as numbers of that library version; us is what was
- * measured, 0 if nothing was. A reader refuses what it does not know. No attribute is believed:
- * the library checks each algorithm before it is used (gemm_plan_accepts()).
+ * measured, 0 if nothing was. Where beside is not 0 there are two: alone, and beside collectives.
+ * A reader refuses what it does not know. No attribute is believed: the library checks each
+ * algorithm before it is used (gemm_plan_accepts()). That both give the same bits is.
  *
  * Plain C: nothing here needs a GPU. One thread.
  */
@@ -53,7 +56,7 @@ struct gemm_key {
     int32_t kind, dtype; /* enum gemm_kind; enum dtype of the inputs */
     int32_t add, bias;   /* 0 or 1 */
     int32_t align;       /* bytes that all addresses are a multiple of: 1, 2, ... 256 */
-    int32_t beside;      /* multiprocessors that collectives hold meanwhile; 0: none do */
+    int32_t beside;      /* multiprocessors that collectives hold beside it; 0: none are there */
 };
 static_assert(sizeof(struct gemm_key) == 3 * 8 + 6 * 4, "no padding");
 
@@ -72,10 +75,16 @@ enum gemm_attribute {
     GEMM_ATTRIBUTES
 };
 
-struct gemm_entry {
-    struct gemm_key key;
+struct gemm_choice {
     uint32_t algo[GEMM_ATTRIBUTES];
     double us;
+};
+
+/* Which of the two is a matter of speed alone. */
+struct gemm_entry {
+    struct gemm_key key;
+    struct gemm_choice alone;
+    struct gemm_choice beside; /* with key.beside multiprocessors held; zeros where that is 0 */
 };
 
 struct gemm_table {

@@ -413,6 +413,12 @@ enum status op_span_loss(struct stream *s, struct tensor dlogits, struct step_re
 
 /* ---- gradients and the step ----------------------------------------------------------------- */
 
+enum status op_pass_begin(struct stream *s, double product_flops, uint16_t beside)
+{
+    ASSERT(product_flops >= 0.0);
+    return s->device->compute->pass_begin(s, product_flops, beside);
+}
+
 enum status op_finish_sums(struct stream *s)
 {
     return s->device->compute->finish_sums(s);

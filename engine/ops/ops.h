@@ -16,6 +16,9 @@
  * Gradients that are sums over rows (biases, norms, tables of few rows, the span head) are there
  * behind op_finish_sums(), not before.
  *
+ * op_pass_begin() says what runs beside the linear layers that follow, which may so take a way that
+ * is faster there; the bits are the same.
+ *
  * Determinism: every reduction has a fixed order, so equal inputs give equal bits, on any rank and
  * whatever else runs. Rows of no sequence (padding of the length class) get zeros where an output
  * row is written, and contribute zeros to gradients.
@@ -32,6 +35,8 @@
 #include "engine/ops/step.h"
 
 C_BEGIN
+
+enum { PASS_PARTS = 16 };
 
 /* Rows by their tokens: those of a batch, or of all ranks' batches, one rank's behind another's. */
 struct token_rows {
@@ -225,6 +230,11 @@ struct ops {
      * CUDA their parts wait in its workspace, so that one kernel finishes those of a unit. */
     enum status (*finish_sums)(struct stream *s);
 
+    /* The linear layers that follow, up to the next call, are those of one pass, of @product_flops
+     * operations together (0: not known). Bit k of @beside: collectives run beside the k-th of
+     * PASS_PARTS equal parts of them. The host's next calls; nothing is enqueued. */
+    enum status (*pass_begin)(struct stream *s, double product_flops, uint16_t beside);
+
     /* @side: a stream for ops that may run beside those that @s gets next; they find all that was
      * issued on @s before. finish_sums of @side finishes the sums of @s too, behind all that was
      * issued there. It is @s itself where there is no other. side_end: what comes next on @s finds
@@ -328,6 +338,7 @@ MUST_CHECK enum status op_span_logits_backward(struct stream *s, struct tensor d
 MUST_CHECK enum status op_span_loss(struct stream *s, struct tensor dlogits,
                                     struct step_report *report, struct tensor logits,
                                     const struct sequences *q, const struct step_state *state);
+MUST_CHECK enum status op_pass_begin(struct stream *s, double product_flops, uint16_t beside);
 MUST_CHECK enum status op_finish_sums(struct stream *s);
 MUST_CHECK enum status op_side_begin(struct stream **side, struct stream *s);
 MUST_CHECK enum status op_side_end(struct stream *s);

@@ -26,6 +26,13 @@ static size_t no_side_workspace_bytes(const struct device *device, const struct 
     return 0;
 }
 
+/* A CPU's products have no neighbours: a rank does one thing after the other. */
+static enum status pass_begin_cpu(struct stream *s, double product_flops, uint16_t beside)
+{
+    (void)s, (void)product_flops, (void)beside;
+    return ST_OK;
+}
+
 static enum status side_begin_cpu(struct stream **side, struct stream *s)
 {
     *side = s;
@@ -59,6 +66,7 @@ const struct ops ops_cpu = {
     .span_logits_forward = span_logits_forward_cpu,
     .span_logits_backward = span_logits_backward_cpu,
     .span_loss = span_loss_cpu,
+    .pass_begin = pass_begin_cpu,
     .finish_sums = finish_sums_cpu,
     .side_begin = side_begin_cpu,
     .side_end = side_end_cpu,

@@ -26,6 +26,7 @@ const struct ops ops_cuda = {
     .span_logits_backward = cuda_span_logits_backward,
     .span_loss = cuda_span_loss,
     .finish_sums = cuda_finish_sums,
+    .pass_begin = cuda_pass_begin,
     .side_begin = cuda_side_begin,
     .side_end = cuda_side_end,
     .accumulate = cuda_accumulate,

@@ -63,6 +63,7 @@ enum status cuda_span_logits_backward(struct stream *s, struct tensor dx, struct
 enum status cuda_span_loss(struct stream *s, struct tensor dlogits, struct step_report *report,
                            struct tensor logits, const struct sequences *q,
                            const struct step_state *state);
+enum status cuda_pass_begin(struct stream *s, double product_flops, uint16_t beside);
 enum status cuda_finish_sums(struct stream *s);
 enum status cuda_side_begin(struct stream **side, struct stream *s);
 enum status cuda_side_end(struct stream *s);

@@ -71,6 +71,8 @@ struct executor {
     /* Borrowed; set before a step is captured. NULL: who runs a step has put its state and batch on
      * the device, and takes the report from there. */
     const struct step_mail *mail;
+    /* Borrowed; what is beside each instruction of the step (simulate_beside()); NULL: nothing. */
+    const uint16_t *beside;
     struct event *hold; /* borrowed; executor_hold()'s; NULL: nobody reads the state */
     int micro_batches;  /* of a step */
     bool update_due;    /* late updates: the next turn's are not skipped */

@@ -82,6 +82,17 @@ static bool rows_are_known(const struct executor *ex, int unit)
            ex->micro_batches == 1;
 }
 
+/* What runs beside the products of a pass, which may so take another way to the same bits. */
+static enum status begin_pass(const struct turn *t, const struct instr *in, struct stream *s)
+{
+    double rows = (double)t->micro[in->micro_batch].rows;
+    struct unit_work work = model_unit_work(t->ex->model, in->unit, (struct batch_size){rows, 0.0});
+    const struct pass_work *pass = in->op == OP_BACKWARD ? &work.backward : &work.forward;
+    bool known = t->ex->beside != NULL && t->program->kind == PROGRAM_STEP;
+    return op_pass_begin(s, pass->product_flops,
+                         known ? t->ex->beside[in - t->program->instrs] : 0);
+}
+
 static enum status run_unit(struct turn *t, const struct instr *in, struct stream *s)
 {
     const struct model *model = t->ex->model;
@@ -112,6 +123,7 @@ static enum status run_unit(struct turn *t, const struct instr *in, struct strea
         .scratch = turn_operand(t, in, ROLE_SCRATCH),
         .training = in->flags & FLAG_TRAINING,
     };
+    TRY(begin_pass(t, in, s));
     if (in->op != OP_BACKWARD)
         return unit->forward(model, unit, &call);
     if (!call.grads_add)

@@ -43,13 +43,14 @@ enum status forecast_check(const struct machine *m, struct simulate_world w)
     return ST_OK;
 }
 
-enum status forecast_step(struct forecast *out, const struct setup *setup,
-                          const struct program *step, const struct machine *machine,
-                          struct simulate_world world, struct batch_size micro)
+/* @parts: NULL, or of simulate_beside(). */
+static enum status simulate_setup(struct simulate_result *r, uint16_t *parts,
+                                  const struct setup *setup, const struct program *step,
+                                  const struct machine *machine, struct simulate_world world,
+                                  struct batch_size micro)
 {
     enum status st = ST_OK;
     struct unit_work *units = NULL;
-    struct simulate_result r;
     TRY(forecast_check(machine, world));
     TRY(mem_alloc(&units, sizeof *units * (size_t)setup->model.unit_count));
     for (int u = 0; u < setup->model.unit_count; u++)
@@ -57,10 +58,28 @@ enum status forecast_step(struct forecast *out, const struct setup *setup,
     double width = (double)setup->model.dims.hidden;
     struct simulate_rates rates =
         forecast_rates(machine, units, width, width / (double)setup->model.dims.heads, micro);
-    TRY_GOTO(st, out, simulate_program(&r, step, &rates, world));
-    *out = (struct forecast){r.seconds + machine->turn_seconds, r.compute_seconds,
-                             r.collective_seconds, r.exposed_seconds};
-out:
+    st = simulate_program(r, parts, step, &rates, world);
     mem_free(&units);
     return st;
+}
+
+enum status forecast_step(struct forecast *out, const struct setup *setup,
+                          const struct program *step, const struct machine *machine,
+                          struct simulate_world world, struct batch_size micro)
+{
+    struct simulate_result r;
+    TRY(simulate_setup(&r, NULL, setup, step, machine, world, micro));
+    *out = (struct forecast){r.seconds + machine->turn_seconds, r.compute_seconds,
+                             r.collective_seconds, r.exposed_seconds};
+    return ST_OK;
+}
+
+enum status forecast_beside(uint16_t *parts, const struct setup *setup, const struct program *step,
+                            const struct machine *machine, struct simulate_world world,
+                            struct batch_size micro)
+{
+    struct simulate_result r;
+    struct machine least = *machine;
+    least.slow_down_near = least.slow_down_far;
+    return simulate_setup(&r, parts, setup, step, &least, world, micro);
 }

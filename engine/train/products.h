@@ -39,8 +39,9 @@ struct trainer;
  */
 MUST_CHECK enum status products_plan(struct trainer *t);
 
-/** products_open() - before the rehearsal: what train.gemm_beside says. */
-void products_open(struct trainer *t);
+/** products_open() - before the rehearsal: what train.gemm_beside says, and which products of a
+ * step run beside collectives, by a forecast. ST_MEMORY. */
+MUST_CHECK enum status products_open(struct trainer *t);
 
 /** products_close() - the device no longer takes algorithms from t->gemm_plan. Says so if products
  * ran that are not in it. */

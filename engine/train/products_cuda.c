@@ -8,6 +8,7 @@
 #include "engine/ops/gemm_plan.h"
 #include "engine/train/capture.h"
 #include "engine/train/evaluate.h"
+#include "engine/train/forecast.h"
 #include "engine/train/products.h"
 #include "engine/train/trainer.h"
 
@@ -101,13 +102,13 @@ out:
 
 static void describe(const struct gemm_table *plan, const struct sources *from)
 {
-    log_info(
-        "train",
-        "GEMM plan: %d products in %.0f ms: %d from the checkpoint, %d from the cache, %d "
-        "measured (%d of them not with the library's first choice), %d of evaluations looked up",
-        plan->count, from->s * 1e3, from->resumed, from->cached,
-        from->measured.products - from->measured.skipped, from->measured.changed,
-        from->looked_up.products);
+    log_info("train",
+             "GEMM plan: %d products in %.0f ms: %d from the checkpoint, %d from the cache, %d "
+             "measured (%d of them not with the library's first choice, %d with another beside "
+             "collectives), %d of evaluations looked up",
+             plan->count, from->s * 1e3, from->resumed, from->cached,
+             from->measured.products - from->measured.skipped, from->measured.changed,
+             from->measured.beside, from->looked_up.products);
     if (from->measured.skipped > 0)
         log_info("train", "%d more got the library's first choice, the time was up",
                  from->measured.skipped);
@@ -172,10 +173,28 @@ out:
     return st;
 }
 
-void products_open(struct trainer *t)
+/* By the rates of a card of its kind, or of the nearest: ranks must agree on the bits alone. */
+static enum status foresee(struct trainer *t)
 {
-    int64_t beside = t->config->train.gemm_beside;
-    gemm_plan_beside(t->device, beside == GEMM_BESIDE_AUTO ? t->comm->multiprocessors : beside);
+    const struct program *step = &t->plan.programs[PROGRAM_STEP];
+    struct simulate_world world = {t->comm->world_size, 1, 1};
+    struct sampler_mean mean = sampler_mean(&t->sampler, t->total_steps);
+    struct machine machine;
+    enum machine_match match;
+    TRY(machine_for(&machine, &match, DEVICE_CUDA, t->device->name));
+    TRY(mem_alloc(&t->beside, sizeof *t->beside * (size_t)step->instr_count));
+    TRY(forecast_beside(t->beside, &t->setup, step, &machine, world,
+                        (struct batch_size){mean.rows, mean.squared_lengths}));
+    t->executor.beside = t->beside;
+    return ST_OK;
+}
+
+enum status products_open(struct trainer *t)
+{
+    int64_t set = t->config->train.gemm_beside;
+    int64_t beside = set == GEMM_BESIDE_AUTO ? t->comm->multiprocessors : set;
+    gemm_plan_beside(t->device, beside);
+    return beside > 0 && t->total_steps > 0 ? foresee(t) : ST_OK;
 }
 
 enum status products_plan(struct trainer *t)
@@ -199,7 +218,9 @@ enum status products_plan(struct trainer *t)
 
 void products_close(struct trainer *t)
 {
-    int missing = gemm_plan_missing(t->device);
+    int missing = gemm_plan_missing(t->device), besides = gemm_plan_besides(t->device);
+    if (besides > 0)
+        log_info("train", "%d matrix products were issued for beside collectives", besides);
     if (missing > 0 && t->gemm_plan.card.name[0] != '\0')
         log_info("train", "%d matrix products were not in the GEMM plan: the library's choice",
                  missing);

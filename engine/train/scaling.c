@@ -189,7 +189,7 @@ enum status scaling_forecast(struct scaling_step *out, const struct scaling_case
              c->model == SCALING_BERT_LARGE ? open_bert(&w, world.ranks, c->zero_stage, c->hybrid)
                                             : open_decoder(&w, world.ranks, c->zero_stage));
     struct simulate_rates rates = forecast_rates(&machine, w.units, w.width, w.head, w.micro);
-    TRY_GOTO(st, out, simulate_program(&r, &w.program, &rates, world));
+    TRY_GOTO(st, out, simulate_program(&r, NULL, &w.program, &rates, world));
     *out = (struct scaling_step){
         .forecast = {r.seconds + machine.turn_seconds, r.compute_seconds, r.collective_seconds,
                      r.exposed_seconds},

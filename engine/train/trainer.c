@@ -268,7 +268,7 @@ enum status trainer_open(struct trainer *t, const struct run_config *config,
     start_times_part(t->start, "memory");
 #ifdef TESSERA_CUDA
     if (device->fixed_rows)
-        products_open(t);
+        TRY(products_open(t));
 #endif
     bool overlapped = comm->opening && device->fixed_rows;
     TRY(meet(t, overlapped));
@@ -324,6 +324,7 @@ void trainer_close(struct trainer *t)
     mem_free(&t->picked);
     mem_free(&t->sort_scratch);
     executor_close(&t->executor);
+    mem_free(&t->beside);
     gemm_table_release(&t->gemm_plan);
     plan_release(&t->plan);
     setup_release(&t->setup);

@@ -61,6 +61,7 @@ struct trainer {
     int64_t steps_done; /* whose report was seen, those before the checkpoint included */
     int64_t applied;    /* of these, not skipped: AdamW's t */
     struct card_memory card;
+    uint16_t *beside;            /* owned; what runs beside a step's instructions, or NULL */
     struct gemm_table gemm_plan; /* owned; engine/train/products.h; no card: there is none */
     struct trace *trace;         /* owned; NULL: no step is traced */
     const char *trace_path;
