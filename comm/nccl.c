@@ -234,7 +234,7 @@ static void run_open(struct job *job)
     struct nccl_comm *n = job->comm;
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 1;
-    config.maxCTAs = COLLECTIVE_BLOCKS;
+    config.minCTAs = config.maxCTAs = COLLECTIVE_BLOCKS;
     job->st = NCCL(ncclCommInitRankConfig(&n->comms[GATHER], n->base.world_size, n->id,
                                           n->base.rank, &config));
     if (job->st == ST_OK)

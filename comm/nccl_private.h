@@ -53,10 +53,11 @@ enum {
 };
 
 /*
- * A collective of a step runs beside products, which need the multiprocessors that it takes: with
- * symmetric kernels of 16 blocks steps of BERT-large on four H200 were 1 to 3% shorter than with as
- * many as NCCL gives them, and with 12 those on two H200 by 2% more (bench/RESULTS.md).
- * NCCL_MAX_CTAS sets another number for NCCL's.
+ * A collective of a step runs beside products, which need the multiprocessors that it takes: steps
+ * on two H200 were shortest with 12 blocks (bench/RESULTS.md). So many and no fewer: where it may,
+ * NCCL takes the least number of blocks that its model finds as fast, 9 of 12, and launches them in
+ * clusters of four only if that divides them; single ones break the pairs of multiprocessors that
+ * the products' blocks come in. NCCL_MAX_CTAS and NCCL_MIN_CTAS set other numbers for NCCL's.
  */
 enum { COLLECTIVE_BLOCKS = 12 };
 

@@ -13,9 +13,10 @@ C_BEGIN
 /* Rows that a block of a column sum takes, and vectors of sums that one kernel makes at once. */
 enum { COLUMN_ROWS = 32, COLUMN_SETS = 3 };
 
-/* Blocks, at most: of squared_norm's first stage; of a norm's backward, as many as run at once on
- * 132 multiprocessors. */
-enum { NORM_BLOCKS = 512, NORM_MAX_PARTS = 264 };
+/* Blocks, at most: of squared_norm's first stage, many and short ones, for a product that begins
+ * beside it waits until they have left its multiprocessors; of a norm's backward, as many as run at
+ * once on 132 multiprocessors. */
+enum { NORM_BLOCKS = 4096, NORM_MAX_PARTS = 264 };
 
 static inline int64_t column_parts(int64_t rows)
 {
