@@ -13,11 +13,20 @@
 #include <string.h>
 
 #include "engine/ops/master.h"
+#include "engine/ops/ops.h"
 #include "engine/train/executor.h"
 #include "tests/support/ranks.h"
 #include "tests/support/support.h"
 
-enum { N = 37, UNITS = 2, WORLDS = 3, STEPS = 3, MICRO_BATCHES = 2, PADDED = WORLDS * 128 };
+enum {
+    N = 37,
+    ROWS = 8,
+    UNITS = 2,
+    WORLDS = 3,
+    STEPS = 3,
+    MICRO_BATCHES = 2,
+    PADDED = WORLDS * 128
+};
 
 static const struct optim_hyper hyper = {.lr = 0.05f,
                                          .beta1 = 0.9f,
@@ -92,13 +101,12 @@ static enum status table_backward(const struct model *m, const struct model_unit
     return ST_OK;
 }
 
-static struct unit_work no_work(const struct model *m, const struct model_unit *u,
-                                struct batch_size size)
+static struct unit_work toy_work(const struct model *m, const struct model_unit *u,
+                                 struct batch_size size)
 {
-    (void)m;
-    (void)u;
-    (void)size;
-    return (struct unit_work){.forward = {.kernels = 1}};
+    double flops = (double)(u - m->units + 1) * size.tokens;
+    return (struct unit_work){.forward = {.product_flops = flops, .kernels = 1},
+                              .backward = {.product_flops = 10 * flops}};
 }
 
 static enum status head_forward(const struct model *m, const struct model_unit *u,
@@ -138,7 +146,7 @@ static struct model_unit units[UNITS] = {
      .saved_bytes = no_bytes,
      .forward_scratch_bytes = no_bytes,
      .backward_scratch_bytes = no_bytes,
-     .work = no_work,
+     .work = toy_work,
      .forward = table_forward,
      .backward = table_backward},
     {.name = "head",
@@ -152,7 +160,7 @@ static struct model_unit units[UNITS] = {
      .saved_bytes = output_bytes,
      .forward_scratch_bytes = no_bytes,
      .backward_scratch_bytes = no_bytes,
-     .work = no_work,
+     .work = toy_work,
      .forward = head_forward,
      .backward = head_backward},
 };
@@ -161,7 +169,7 @@ static struct model_unit units[UNITS] = {
 
 struct toy {
     int zero_stage, prefetch;
-    bool late;
+    bool late, watched; /* what passes say, on one rank */
     enum reduce_policy reduce;
     enum dtype dtype;
     float weights[UNITS][PADDED]; /* out: each rank writes its shards */
@@ -203,7 +211,7 @@ static enum status train(struct executor *ex)
     struct sequences micro[MICRO_BATCHES] = {{0}};
     struct step_state *state = executor_shared(ex, SHARED_STATE);
     for (int m = 0; m < MICRO_BATCHES; m++)
-        micro[m].count = 1 + ex->comm->rank + m;
+        micro[m] = (struct sequences){.count = 1 + ex->comm->rank + m, .rows = (m + 1) * ROWS};
     TRY(executor_run(ex, PROGRAM_PROLOGUE, NULL, NULL));
     for (int step = 0; step < STEPS; step++) {
         state->host = (struct step_host){.step = step, .inv_count = 1.0f, .training = 1};
@@ -240,6 +248,74 @@ static void get_weights(float *out, const struct shard_view *view)
         master_take(out, view->param_shard, view->low, view->numel);
 }
 
+/* ---- what passes say ---- */
+
+enum { MOST_PASSES = 64 };
+
+static struct {
+    int count;
+    struct {
+        double product_flops;
+        uint16_t beside;
+    } of[MOST_PASSES];
+} passes;
+
+static enum status watch_pass(struct stream *s, double product_flops, uint16_t beside)
+{
+    (void)s;
+    if (passes.count < MOST_PASSES) {
+        passes.of[passes.count].product_flops = product_flops;
+        passes.of[passes.count].beside = beside;
+    }
+    passes.count++;
+    return ST_OK;
+}
+
+/* Each FORWARD and BACKWARD of all turns, its products' operations, and its parts or none. */
+static enum status check_passes(struct comm *comm, const struct program *p, const uint16_t *parts)
+{
+    int n = 0;
+    for (int turn = 0; turn < STEPS; turn++)
+        for (int i = 0; i < p->instr_count; i++) {
+            const struct instr *in = &p->instrs[i];
+            if (in->op != OP_FORWARD && in->op != OP_BACKWARD)
+                continue;
+            int rows = (in->micro_batch + 1) * ROWS;
+            RANK_CHECK(n < MOST_PASSES);
+            RANK_CHECK(passes.of[n].product_flops ==
+                       (double)((in->unit + 1) * (in->op == OP_BACKWARD ? 10 : 1) * rows));
+            RANK_CHECK(passes.of[n].beside == (parts == NULL ? 0 : parts[i]));
+            n++;
+        }
+    RANK_CHECK(passes.count == n && n == STEPS * 2 * UNITS * MICRO_BATCHES);
+    return ST_OK;
+}
+
+/* First nobody knows what is beside, then each instruction has parts of its own. */
+static enum status train_watched(struct executor *ex)
+{
+    static uint16_t parts[1024];
+    const struct ops *compute = ex->device->compute;
+    const struct program *step = &ex->plan->programs[PROGRAM_STEP];
+    struct ops watching = *compute;
+    struct comm *comm = ex->comm;
+    enum status st = ST_OK;
+    RANK_CHECK(step->instr_count <= 1024);
+    for (int i = 0; i < step->instr_count; i++)
+        parts[i] = (uint16_t)((uint32_t)i * 40503u | 1);
+    watching.pass_begin = watch_pass;
+    ex->device->compute = &watching;
+    for (int known = 0; known < 2 && st == ST_OK; known++) {
+        passes.count = 0;
+        ex->beside = known ? parts : NULL;
+        TRY_GOTO(st, out, train(ex));
+        TRY_GOTO(st, out, check_passes(comm, step, ex->beside));
+    }
+out:
+    ex->device->compute = compute;
+    return st;
+}
+
 static enum status run_rank(struct comm *comm, void *argument)
 {
     static const size_t slots[UNITS] = {N * sizeof(float), N * sizeof(float)};
@@ -267,7 +343,7 @@ static enum status run_rank(struct comm *comm, void *argument)
              executor_open(&ex, device, comm, &model, &layout, &plan, &account, &hyper, &options));
     for (int u = 0; u < UNITS; u++)
         set_weights(&ex, u);
-    TRY_GOTO(st, out, train(&ex));
+    TRY_GOTO(st, out, toy->watched ? train_watched(&ex) : train(&ex));
     for (int u = 0; u < UNITS; u++) {
         struct shard_view view = executor_shard(&ex, u);
         get_weights(toy->weights[u] + comm->rank * view.numel, &view);
@@ -360,11 +436,25 @@ static void masters_in_halves_are_updated_alike_at_every_stage(void **state)
         check_stages(world, DTYPE_BF16, 5e-4);
 }
 
+static void each_pass_says_its_products_and_what_is_beside_them(void **state)
+{
+    static struct toy toy;
+    (void)state;
+    for (int late = 0; late < 2; late++) {
+        memset(&toy, 0, sizeof toy);
+        toy.late = late;
+        toy.watched = true;
+        toy.dtype = DTYPE_F32;
+        ranks_run_ok(1, run_rank, &toy);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(b31_a_tied_unit_gets_the_gradients_of_both_users_at_every_stage),
         cmocka_unit_test(masters_in_halves_are_updated_alike_at_every_stage),
+        cmocka_unit_test(each_pass_says_its_products_and_what_is_beside_them),
     };
     return cmocka_run_group_tests_name("train_tied", tests, NULL, NULL);
 }

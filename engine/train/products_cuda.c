@@ -13,6 +13,7 @@
 #include "engine/train/trainer.h"
 
 static const double BUDGET_S = 5.0; /* once a shape and card; most runs take less than half */
+enum { ENOUGH_STEPS = 1000 /* for a mean */ };
 
 /* Where rank 0's entries came from. */
 struct sources {
@@ -173,15 +174,17 @@ out:
     return st;
 }
 
-/* By the rates of a card of its kind, or of the nearest: ranks must agree on the bits alone. */
+/* By the rates that are built in, on all ranks the same: of the card, or of an H100; and of links
+ * within a machine, beside whose collectives less is than beside those of slower ones. */
 static enum status foresee(struct trainer *t)
 {
     const struct program *step = &t->plan.programs[PROGRAM_STEP];
     struct simulate_world world = {t->comm->world_size, 1, 1};
-    struct sampler_mean mean = sampler_mean(&t->sampler, t->total_steps);
+    int64_t steps = t->total_steps < ENOUGH_STEPS ? t->total_steps : ENOUGH_STEPS;
+    struct sampler_mean mean = sampler_mean(&t->sampler, steps);
     struct machine machine;
-    enum machine_match match;
-    TRY(machine_for(&machine, &match, DEVICE_CUDA, t->device->name));
+    if (!machine_builtin_card(&machine, t->device->name))
+        TRY(machine_builtin(&machine, "h100"));
     TRY(mem_alloc(&t->beside, sizeof *t->beside * (size_t)step->instr_count));
     TRY(forecast_beside(t->beside, &t->setup, step, &machine, world,
                         (struct batch_size){mean.rows, mean.squared_lengths}));
