@@ -7,6 +7,7 @@
 #include "comm/socket.h"
 #include "engine/base/arena.h"
 #include "engine/base/log.h"
+#include "engine/device/cuda_check.h"
 
 enum status nccl_check(ncclResult_t result, const char *call, const char *file, int line)
 {
@@ -233,8 +234,15 @@ static void run_open(struct job *job)
 {
     struct nccl_comm *n = job->comm;
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    int major = 0;
     config.blocking = 1;
-    config.minCTAs = config.maxCTAs = COLLECTIVE_BLOCKS;
+    config.maxCTAs = COLLECTIVE_BLOCKS;
+    job->st =
+        CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, n->device->index));
+    if (job->st != ST_OK)
+        return;
+    if (n->windows != WINDOWS_NONE && major >= 9)
+        config.minCTAs = COLLECTIVE_BLOCKS;
     job->st = NCCL(ncclCommInitRankConfig(&n->comms[GATHER], n->base.world_size, n->id,
                                           n->base.rank, &config));
     if (job->st == ST_OK)
