@@ -1,5 +1,9 @@
 #include "engine/train/forecast.h"
 
+#include "engine/ops/ops.h"
+
+_Static_assert((int)SIMULATE_PARTS == (int)PASS_PARTS, "what simulate says is what a pass hears");
+
 struct batch_size forecast_batch(const struct setup *setup)
 {
     const struct batch_layout *l = &setup->train_batch;
