@@ -52,16 +52,6 @@ enum {
     PEERS_BYTES = 8192 /* behind the block of memory, in the window too */
 };
 
-/*
- * A collective of a step runs beside products, which need the multiprocessors that it takes: steps
- * on two H200 were shortest with 12 blocks (bench/RESULTS.md). So many and, with windows on an H100
- * or newer, no fewer: where it may, NCCL takes the least number of blocks that its model finds as
- * fast, 9 of 12, and launches them in clusters of four only if that divides them; single ones break
- * the pairs of multiprocessors that the products' blocks come in. NCCL_MAX_CTAS and NCCL_MIN_CTAS
- * set other numbers for NCCL's.
- */
-enum { COLLECTIVE_BLOCKS = 12 };
-
 struct job {
     struct nccl_comm *comm;
     void (*run)(struct job *job);

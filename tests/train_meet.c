@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <string.h>
 
+#include "comm/imitate.h"
 #include "comm/skip.h"
 #include "engine/base/arena.h"
 #include "engine/train/capture.h"
@@ -284,6 +285,96 @@ static void what_wraps_a_communicator_is_ready_when_that_is(void **state)
     assert_int_equal(met, 2);
 }
 
+/* ---- a rank that plays one of several -------------------------------------------------------- */
+
+static const struct imitate_links four = {
+    .ranks = 4, .gather_per_second = 1e9, .reduce_per_second = 1e9};
+
+static enum status collect_as_four(struct comm *comm, void *argument)
+{
+    enum { N = 5, WORLD = 4 };
+    enum status st = ST_OK;
+    float mine[N] = {1, 2, 3, 4, 5}, all[N * WORLD], sum[N];
+    int32_t number = 7, numbers[WORLD] = {0};
+    struct comm *played = NULL;
+    struct device *device = NULL;
+    struct event done = {0};
+    (void)argument;
+    TRY(device_open(&device, DEVICE_CPU, PRECISION_AUTO, 0, 1));
+    TRY_GOTO(st, out, event_open(device, &done));
+    TRY_GOTO(st, out, skip_beside(&played, comm)); /* it may be closed */
+    TRY_GOTO(st, out, imitate_open(&played, &four));
+    struct stream *s = &device->streams[STREAM_COMPUTE];
+    TRY_GOTO(st, out, comm_ready(played));
+    TRY_GOTO(st, out, comm_all_gather(played, s, all, mine, N, DTYPE_F32, &done));
+    all[0] = 9; /* of those that are summed only this rank's count */
+    TRY_GOTO(st, out, comm_reduce_scatter(played, s, sum, all, N, DTYPE_F32, &done));
+    TRY_GOTO(st, out, event_wait(&done));
+    TRY_GOTO(st, out, comm_exchange(played, numbers, &number, sizeof number));
+    TRY_GOTO(st, out, comm_barrier(played));
+    TRY_GOTO(st, out, comm_progress(played));
+    bool right = played->rank == 0 && played->world_size == WORLD && sum[0] == 9 && sum[4] == 5;
+    for (int r = 0; r < WORLD; r++)
+        right = right && numbers[r] == number && all[r * N + 4] == 5 && (r == 0 || all[r * N] == 1);
+    if (!right)
+        st = FAIL(CORRUPT, "a collective moved something else");
+out:
+    comm_close(&played);
+    event_close(&done);
+    device_close(&device);
+    return st;
+}
+
+static enum status play_four(void *context, struct comm **comm)
+{
+    (void)context;
+    return imitate_open(comm, &four);
+}
+
+static enum status play_among_two(struct comm *comm, void *argument)
+{
+    (void)argument;
+    return imitate_open(&comm, &four);
+}
+
+static void a_rank_alone_collects_as_if_all_ranks_were_alike(void **state)
+{
+    (void)state;
+    ranks_run_ok(1, collect_as_four, NULL);
+}
+
+static void a_rank_alone_has_the_run_of_one_of_several(void **state)
+{
+    (void)state;
+    for (int stage = 0; stage <= 3; stage++) {
+        struct run_config c = tiny(1, stage);
+        struct run_data data = {0};
+        struct run_options options = {.quiet = true, .wrap_comm = play_four};
+        assert_ok(config_check(&c));
+        assert_ok(run_data_load(&data, &c, true));
+        assert_ok(run_local(&c, &data, &options, NULL));
+        run_data_release(&data);
+    }
+}
+
+static void links_and_ranks_that_cannot_be_played_are_refused(void **state)
+{
+    struct imitate_links wrong = four;
+    struct comm alone = {.world_size = 1}, *comm = &alone;
+    (void)state;
+    struct ranks ranks = {.world_size = 2, .timeout_ms = 10000, .body = play_among_two};
+    ranks_run(&ranks);
+    ranks_assert(&ranks, 0, ST_INVALID, "but 2 are there");
+    wrong.ranks = 1;
+    assert_fails(imitate_open(&comm, &wrong), ST_INVALID, "one of 1 ranks cannot be played");
+    wrong.ranks = COMM_MAX_WORLD_SIZE + 1;
+    assert_fails(imitate_open(&comm, &wrong), ST_INVALID, "cannot be played");
+    wrong = four;
+    wrong.reduce_per_second = 0;
+    assert_fails(imitate_open(&comm, &wrong), ST_INVALID, "without a rate");
+    assert_ptr_equal(comm, &alone);
+}
+
 static int set_up(void **state)
 {
     static const struct made_questions train = {
@@ -300,6 +391,9 @@ int main(void)
         cmocka_unit_test(no_collective_of_a_run_comes_before_the_ranks_are_connected),
         cmocka_unit_test(a_communicator_beside_another_reaches_nobody_but_to_abort),
         cmocka_unit_test(what_wraps_a_communicator_is_ready_when_that_is),
+        cmocka_unit_test(a_rank_alone_collects_as_if_all_ranks_were_alike),
+        cmocka_unit_test(a_rank_alone_has_the_run_of_one_of_several),
+        cmocka_unit_test(links_and_ranks_that_cannot_be_played_are_refused),
     };
     return cmocka_run_group_tests(tests, set_up, run_tear_down);
 }

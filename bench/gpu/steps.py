@@ -119,11 +119,16 @@ def full_questions(sequences, args):
         # 3 tokens and the question's 2 are not text; windows overlap by 128.
         context = "a " * (LENGTH - 5 + (LENGTH - 5 - 128) * 20)
         ask = [{"id": f"q{i}", "question": "a a", "answers": [{"text": "a", "answer_start": 2 * i}]}
-               for i in range(sequences * args.gpus)]
+               for i in range(sequences * ranks_of(args))]
         paragraphs = [{"context": context.strip(), "qas": ask}]
         with open(path, "w", encoding="utf-8") as f:
             json.dump({"version": "1.1", "data": [{"title": "full", "paragraphs": paragraphs}]}, f)
     return path
+
+
+def ranks_of(args):
+    """A GPU may play one of several ranks (comm/imitate.h)."""
+    return args.gpus * int(os.environ.get("TESSERA_IMITATE_RANKS", "1"))
 
 
 def operations(cell):
@@ -159,7 +164,7 @@ def tessera(cell, stage, args, folder, padded=False, alone=True):
         print(f"tessera {cell} stage {stage}: exit code {run.rc}\n{run.tail()}", file=sys.stderr)
         return None
     # The step that ends a pass over the questions holds fewer; the peers' steps are all full.
-    steps = [s for s in run.steps[args.warm:] if s["sequences"] == int(sequences) * args.gpus]
+    steps = [s for s in run.steps[args.warm:] if s["sequences"] == int(sequences) * ranks_of(args)]
     if not steps:
         print(f"tessera {cell} stage {stage}: no full step", file=sys.stderr)
         return None
@@ -167,7 +172,7 @@ def tessera(cell, stage, args, folder, padded=False, alone=True):
     tokens = [s["tokens"] for s in steps]
     sequences_done = sum(s["sequences"] for s in steps)
     card = run.summary.get("card_bytes", {})
-    if args.full and set(tokens) != {int(sequences) * LENGTH * args.gpus}:
+    if args.full and set(tokens) != {int(sequences) * LENGTH * ranks_of(args)}:
         sys.exit(f"windows of --full are not full: {sorted(set(tokens))} tokens a step")
     return {"ms": statistics.fmean(ms), "median_ms": statistics.median(ms),
             "per_s": sequences_done / sum(ms) * 1e3, "tokens": statistics.fmean(tokens),

@@ -3,10 +3,13 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "comm/imitate.h"
 #include "comm/rendezvous.h"
 #include "comm/skip.h"
 #include "engine/base/log.h"
+#include "engine/base/text.h"
 #include "engine/train/background.h"
+#include "engine/train/machine.h"
 #include "engine/train/run.h"
 #ifdef TESSERA_CUDA
 #include "comm/nccl.h"
@@ -90,6 +93,29 @@ static enum status open_gpu(struct process *p, const struct run_config *config,
                           config->train.timeout_s * 1000, config->train.windows);
 }
 
+/* The run's one rank plays rank 0 of @ranks, whose links have the built-in rates of the card, or of
+ * an H100. */
+static enum status play(struct process *p, const char *ranks)
+{
+    struct machine m;
+    int64_t count = 0;
+    if (!p->device->fixed_rows)
+        return FAIL(UNSUPPORTED, "TESSERA_IMITATE_RANKS is for a run on a GPU");
+    if (!text_to_int(&count, ranks) || count < 2 || count > COMM_MAX_WORLD_SIZE)
+        return FAIL(INVALID, "TESSERA_IMITATE_RANKS: expected a number from 2 to %d, found \"%s\"",
+                    COMM_MAX_WORLD_SIZE, ranks);
+    if (!machine_builtin_card(&m, p->device->name))
+        TRY(machine_builtin(&m, "h100"));
+    return imitate_open(&p->comm, &(struct imitate_links){
+                                      .ranks = (int)count,
+                                      .call_seconds = m.call_seconds,
+                                      .hop_seconds = m.near.hop_seconds,
+                                      .gather_per_second = m.near.gather_per_second,
+                                      .reduce_per_second = m.near.reduce_per_second,
+                                      .multiprocessors = COLLECTIVE_BLOCKS,
+                                  });
+}
+
 #else
 
 static enum status open_gpu(struct process *p, const struct run_config *config,
@@ -100,6 +126,13 @@ static enum status open_gpu(struct process *p, const struct run_config *config,
     (void)config;
     (void)launch;
     return FAIL(UNSUPPORTED, "train.device: cuda is not built in; build with CUDA=1");
+}
+
+static enum status play(struct process *p, const char *ranks)
+{
+    (void)p;
+    (void)ranks;
+    return FAIL(UNSUPPORTED, "TESSERA_IMITATE_RANKS is for a run on a GPU");
 }
 
 #endif
@@ -182,6 +215,8 @@ enum status run_process(const struct run_config *config, const struct launch *la
                                             : open_gpu(&p, config, launch, options));
     if (getenv("TESSERA_SKIP_COLLECTIVES") != NULL)
         TRY_GOTO(st, out, skip_open(&p.comm));
+    if (getenv("TESSERA_IMITATE_RANKS") != NULL)
+        TRY_GOTO(st, out, play(&p, getenv("TESSERA_IMITATE_RANKS")));
     if (options->wrap_comm != NULL)
         TRY_GOTO(st, out, options->wrap_comm(options->context, &p.comm));
     start_times_part(options->start, "device");
