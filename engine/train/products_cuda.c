@@ -223,7 +223,9 @@ void products_close(struct trainer *t)
 {
     int missing = gemm_plan_missing(t->device), besides = gemm_plan_besides(t->device);
     if (besides > 0)
-        log_info("train", "%d matrix products were issued for beside collectives", besides);
+        log_info("train",
+                 "%d matrix products were issued with their algorithm for beside collectives",
+                 besides);
     if (missing > 0 && t->gemm_plan.card.name[0] != '\0')
         log_info("train", "%d matrix products were not in the GEMM plan: the library's choice",
                  missing);
