@@ -399,17 +399,28 @@ static bool runs_at(const struct simulate_span *span, const struct simulate_work
     return span->begin + work->pause <= seconds && seconds < span->end;
 }
 
+/* Bits of the parts of [@begin, @end) in whose middle it runs. */
+static uint16_t parts_beside(const struct simulate_span *span, const struct simulate_work *work,
+                             double begin, double end)
+{
+    uint16_t parts = 0;
+    if (span->end <= begin || span->begin >= end)
+        return 0;
+    for (int k = 0; k < SIMULATE_PARTS; k++)
+        if (runs_at(span, work, begin + (k + 0.5) / SIMULATE_PARTS * (end - begin)))
+            parts |= (uint16_t)(1u << k);
+    return parts;
+}
+
 void simulate_beside(uint16_t *parts, const struct program *p, const struct simulate_span *spans,
                      const struct simulate_work *work)
 {
     for (int i = 0; i < p->instr_count; i++) {
-        double begin = spans[i].begin + work[i].pause,
-               part = (spans[i].end - begin) / SIMULATE_PARTS;
         parts[i] = 0;
-        for (int c = 0; c < p->instr_count && !work[i].collective && part > 0; c++)
-            for (int k = 0; k < SIMULATE_PARTS && work[c].collective; k++)
-                if (runs_at(&spans[c], &work[c], begin + (k + 0.5) * part))
-                    parts[i] |= (uint16_t)(1u << k);
+        for (int c = 0; c < p->instr_count && !work[i].collective; c++)
+            if (work[c].collective)
+                parts[i] |=
+                    parts_beside(&spans[c], &work[c], spans[i].begin + work[i].pause, spans[i].end);
     }
 }
 
