@@ -340,7 +340,7 @@ static void beside_collectives_products_are_made_for_all_or_the_rest_of_the_card
     gemm_plan_install(gpu, &plan);
     run_all(true);
     assert_int_equal(gemm_plan_missing(gpu), 0);
-    assert_true(gemm_plan_besides(gpu) > 0);
+    assert_true(gemm_plan_issued_beside(gpu) > 0);
     gemm_plan_beside(gpu, 0);
     run_all(false);
     assert_int_equal(gemm_plan_missing(gpu), PRODUCTS);
@@ -369,13 +369,13 @@ static void the_part_of_a_pass_says_which_algorithm_a_product_takes(void **state
         assert_ok(op_pass_begin(s, RUNS * flops, cases[i].beside));
         for (int k = 0; k < RUNS; k++) /* it begins with part 2 k, half of it is 2 k + 1 */
             product_issue(&p);
-        assert_int_equal(gemm_plan_besides(gpu), cases[i].products);
+        assert_int_equal(gemm_plan_issued_beside(gpu), cases[i].products);
         product_issue(&p); /* more than was announced */
-        assert_int_equal(gemm_plan_besides(gpu), cases[i].products);
+        assert_int_equal(gemm_plan_issued_beside(gpu), cases[i].products);
         gemm_plan_beside(gpu, 0); /* nobody holds any */
         assert_ok(op_pass_begin(s, RUNS * flops, 0xFFFF));
         product_issue(&p);
-        assert_int_equal(gemm_plan_besides(gpu), cases[i].products);
+        assert_int_equal(gemm_plan_issued_beside(gpu), cases[i].products);
     }
     assert_ok(op_pass_begin(s, 0.0, 0));
     product_release(&p);

@@ -58,6 +58,11 @@ static void profiles_are_found_by_card_and_network(void **state)
         assert_int_equal(machine_builtin(&m, wrong[i]), ST_INVALID);
         assert_non_null(strstr(status_message(), "h200"));
     }
+    machine_like_card(&m, "NVIDIA H200");
+    assert_string_equal(m.name, "NVIDIA H200");
+    machine_like_card(&m, "a card of tomorrow");
+    assert_non_null(strstr(m.name, "H100"));
+    assert_true(m.near.gather_per_second > 0);
 }
 
 static const char large[] = "bench/gpu/bert-large.yaml";

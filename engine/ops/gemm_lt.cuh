@@ -21,7 +21,7 @@ struct gemm_plan {
     struct gemm_key key;
     cublasLtMatmulDescOpaque_t desc;
     cublasLtMatrixLayoutOpaque_t out, first, second; /* column-major, as cuBLAS sees them */
-    struct gemm_algo alone, beside; /* collectives; the same but for what a plan says */
+    struct gemm_algo alone, beside;                  /* collectives; equal unless a plan has two */
 };
 
 /* What op_pass_begin() said. */
@@ -37,7 +37,7 @@ struct gemm_library {
     const struct gemm_table *table; /* borrowed; NULL: none is installed */
     int32_t beside;                 /* multiprocessors that collectives hold; 0: there are none */
     struct gemm_pass pass;
-    int count, missing, besides;
+    int count, missing, issued_beside;
     int32_t slot[2 * GEMM_TABLE_MAX]; /* open addressing: plan + 1, or 0 */
     struct gemm_plan plan[GEMM_TABLE_MAX];
 };

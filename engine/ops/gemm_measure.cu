@@ -307,9 +307,9 @@ struct fastest {
 
 /* A longer final of the first of the @count candidates and the best of the others by @us, those of
  * short heats. */
-static enum status final(struct measuring *m, struct gemm_plan *p,
-                         const struct gemm_algo *candidates, int count, const double *us,
-                         int32_t held, struct fastest *fastest)
+static enum status run_final(struct measuring *m, struct gemm_plan *p,
+                             const struct gemm_algo *candidates, int count, const double *us,
+                             int32_t held, struct fastest *fastest)
 {
     struct gemm_algo finalist[FINALISTS];
     int index[FINALISTS] = {0}, finalists = count < FINALISTS ? count : FINALISTS, best = 0;
@@ -417,12 +417,12 @@ static enum status find_fastest(struct measuring *m, struct gemm_plan *p,
         TRY(time_candidates(m, p, candidates, count, HEAT_US, 1, held, beside));
         count = keep_group(candidates, alone, beside, digest, count);
     }
-    TRY(final(m, p, candidates, count, alone, 0, &fastest));
+    TRY(run_final(m, p, candidates, count, alone, 0, &fastest));
     choose(&entry->alone, candidates, &fastest);
     result->changed += memcmp(entry->alone.algo, favourite, sizeof favourite) != 0;
     if (held == 0)
         return ST_OK;
-    TRY(final(m, p, candidates, count, beside, held, &fastest));
+    TRY(run_final(m, p, candidates, count, beside, held, &fastest));
     choose(&entry->beside, candidates, &fastest);
     result->beside += memcmp(entry->alone.algo, entry->beside.algo, sizeof favourite) != 0;
     return ST_OK;

@@ -296,7 +296,7 @@ void gemm_plan_install(struct device *device, const struct gemm_table *table)
     struct gemm_library *library = gemm_library_of(device);
     ASSERT(table == NULL || gemm_card_equal(&table->card, &library->card));
     library->table = table;
-    library->count = library->missing = library->besides = 0;
+    library->count = library->missing = library->issued_beside = 0;
     memset(library->slot, 0, sizeof library->slot);
 }
 
@@ -313,9 +313,9 @@ enum status cuda_pass_begin(struct stream *s, double product_flops, uint16_t bes
     return ST_OK;
 }
 
-int gemm_plan_besides(const struct device *device)
+int gemm_plan_issued_beside(const struct device *device)
 {
-    return gemm_library_of(device)->besides;
+    return gemm_library_of(device)->issued_beside;
 }
 
 int gemm_plan_missing(const struct device *device)
@@ -379,7 +379,7 @@ enum status gemm_run(struct stream *s, enum gemm_kind kind, struct tensor out, s
         TRY(CUBLAS(cublasLtMatmulDescSetAttribute(&p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER,
                                                   &bias, sizeof bias)));
     bool beside = is_beside(&library->pass, &key);
-    library->besides += beside;
+    library->issued_beside += beside;
     return gemm_plan_issue(library, p, beside ? &p->beside : &p->alone, out.data, a.data, b.data,
                            workspace, stream_cuda(s));
 }

@@ -71,8 +71,9 @@ void gemm_plan_install(struct device *device, const struct gemm_table *table);
  */
 void gemm_plan_beside(struct device *device, int64_t multiprocessors);
 
-/** gemm_plan_besides() - bf16 products that were issued as being beside collectives, since then. */
-int gemm_plan_besides(const struct device *device);
+/** gemm_plan_issued_beside() - bf16 products since then that took their algorithm for beside
+ * collectives. */
+int gemm_plan_issued_beside(const struct device *device);
 
 /** gemm_plan_missing() - bf16 products met since then that the plan lacks. */
 int gemm_plan_missing(const struct device *device);

@@ -213,6 +213,14 @@ bool machine_builtin_card(struct machine *m, const char *card)
     return false;
 }
 
+void machine_like_card(struct machine *m, const char *card)
+{
+    if (machine_builtin_card(m, card))
+        return;
+    enum status st = machine_builtin(m, "h100");
+    ASSERT(st == ST_OK);
+}
+
 /* @name: so many bytes of it. */
 static bool take_named(struct machine *m, const char *name, size_t length)
 {

@@ -123,6 +123,9 @@ MUST_CHECK enum status machine_builtin(struct machine *m, const char *name);
  * false: there is none. A card of the same name on another board (PCIe, NVL) is another card. */
 bool machine_builtin_card(struct machine *m, const char *card);
 
+/** machine_like_card() - the same, or of an H100 where there is none. */
+void machine_like_card(struct machine *m, const char *card);
+
 /** machine_add_network() - "ib50" to "ib400" as the links between nodes; false: no such name. */
 bool machine_add_network(struct machine *m, const char *name);
 

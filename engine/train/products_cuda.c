@@ -174,8 +174,8 @@ out:
     return st;
 }
 
-/* By the rates that are built in, on all ranks the same: of the card, or of an H100; and of links
- * within a machine, beside whose collectives less is than beside those of slower ones. */
+/* By rates that are built in, on all ranks the same, and those of links within a machine, beside
+ * whose collectives less is than beside those of slower ones. */
 static enum status foresee(struct trainer *t)
 {
     const struct program *step = &t->plan.programs[PROGRAM_STEP];
@@ -183,8 +183,7 @@ static enum status foresee(struct trainer *t)
     int64_t steps = t->total_steps < ENOUGH_STEPS ? t->total_steps : ENOUGH_STEPS;
     struct sampler_mean mean = sampler_mean(&t->sampler, steps);
     struct machine machine;
-    if (!machine_builtin_card(&machine, t->device->name))
-        TRY(machine_builtin(&machine, "h100"));
+    machine_like_card(&machine, t->device->name);
     TRY(mem_alloc(&t->beside, sizeof *t->beside * (size_t)step->instr_count));
     TRY(forecast_beside(t->beside, &t->setup, step, &machine, world,
                         (struct batch_size){mean.rows, mean.squared_lengths}));
@@ -221,11 +220,11 @@ enum status products_plan(struct trainer *t)
 
 void products_close(struct trainer *t)
 {
-    int missing = gemm_plan_missing(t->device), besides = gemm_plan_besides(t->device);
-    if (besides > 0)
+    int missing = gemm_plan_missing(t->device), beside = gemm_plan_issued_beside(t->device);
+    if (beside > 0)
         log_info("train",
                  "%d matrix products were issued with their algorithm for beside collectives",
-                 besides);
+                 beside);
     if (missing > 0 && t->gemm_plan.card.name[0] != '\0')
         log_info("train", "%d matrix products were not in the GEMM plan: the library's choice",
                  missing);

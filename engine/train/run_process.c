@@ -93,8 +93,7 @@ static enum status open_gpu(struct process *p, const struct run_config *config,
                           config->train.timeout_s * 1000, config->train.windows);
 }
 
-/* The run's one rank plays rank 0 of @ranks, whose links have the built-in rates of the card, or of
- * an H100. */
+/* The run's one rank plays rank 0 of @ranks, whose links have the built-in rates of the card. */
 static enum status play(struct process *p, const char *ranks)
 {
     struct machine m;
@@ -104,8 +103,7 @@ static enum status play(struct process *p, const char *ranks)
     if (!text_to_int(&count, ranks) || count < 2 || count > COMM_MAX_WORLD_SIZE)
         return FAIL(INVALID, "TESSERA_IMITATE_RANKS: expected a number from 2 to %d, found \"%s\"",
                     COMM_MAX_WORLD_SIZE, ranks);
-    if (!machine_builtin_card(&m, p->device->name))
-        TRY(machine_builtin(&m, "h100"));
+    machine_like_card(&m, p->device->name);
     return imitate_open(&p->comm, &(struct imitate_links){
                                       .ranks = (int)count,
                                       .call_seconds = m.call_seconds,
