@@ -94,7 +94,7 @@ def show_trace(path):
 
 def kind_of(name):
     low = name.lower()
-    if "nccl" in low:
+    if any(w in low for w in ("nccl", "peers_gather", "peers_reduce", "imitate_kernel")):
         return "communication"
     if any(w in low for w in ("attention", "mma_forward", "mma_dkv", "mma_dq", "plain_")):
         return "attention"

@@ -211,10 +211,10 @@ enum status run_process(const struct run_config *config, const struct launch *la
     TRY_GOTO(st, out,
              config->train.comm == COMM_MPI ? open_cpu(&p, config, launch)
                                             : open_gpu(&p, config, launch, options));
-    if (getenv("TESSERA_SKIP_COLLECTIVES") != NULL)
-        TRY_GOTO(st, out, skip_open(&p.comm));
     if (getenv("TESSERA_IMITATE_RANKS") != NULL)
         TRY_GOTO(st, out, play(&p, getenv("TESSERA_IMITATE_RANKS")));
+    if (getenv("TESSERA_SKIP_COLLECTIVES") != NULL) /* also those that are played */
+        TRY_GOTO(st, out, skip_open(&p.comm));
     if (options->wrap_comm != NULL)
         TRY_GOTO(st, out, options->wrap_comm(options->context, &p.comm));
     start_times_part(options->start, "device");
