@@ -157,6 +157,21 @@ static void entries_are_found_by_every_part_of_their_key(void **state)
     gemm_table_release(&table);
 }
 
+static void an_entry_serves_the_rows_up_to_its_own(void **state)
+{
+    (void)state;
+    static const int64_t rows[][2] = {{1, 128}, {128, 128}, {129, 256}, {2752, 2816}, {2816, 2816}};
+    uint64_t random = test_seed();
+    struct gemm_key key = entry_of(&random, 1).key;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        struct gemm_key want = key;
+        key.T = rows[i][0];
+        want.T = rows[i][1];
+        key = gemm_serving_key(&key);
+        assert_memory_equal(&key, &want, sizeof key);
+    }
+}
+
 static void a_full_plan_says_so(void **state)
 {
     (void)state;
@@ -352,6 +367,7 @@ int main(void)
         cmocka_unit_test_teardown(a_plan_comes_back_from_its_text, release),
         cmocka_unit_test_teardown(the_text_is_what_the_header_says, release),
         cmocka_unit_test_teardown(entries_are_found_by_every_part_of_their_key, release),
+        cmocka_unit_test(an_entry_serves_the_rows_up_to_its_own),
         cmocka_unit_test_teardown(a_full_plan_says_so, release),
         cmocka_unit_test_teardown(out_of_memory_leaves_nothing_behind, release),
         cmocka_unit_test_teardown(cards_differ_in_name_size_or_library, release),

@@ -198,7 +198,7 @@ static void frozen_parts_of_a_table_do_not_count(void **state)
     (void)state;
     struct run_config c = run_planned();
     c.train.max_unit_numel = 39000;
-    c.train.micro_batch = 1; /* 128 rows of a rank are 24,576 bytes, there and back twice as much */
+    c.train.micro_batch = 2; /* 128 rows of a rank are 24,576 bytes, there and back twice as much */
     assert_true(last_part_is_by_rows(&c, 2));
     assert_true(last_part_is_by_rows(&c, 4));
     snprintf(c.train.freeze, sizeof c.train.freeze,

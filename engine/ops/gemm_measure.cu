@@ -6,8 +6,12 @@
 #include "engine/base/clock.h"
 #include "engine/ops/gemm_lt.cuh"
 
-enum { OFFERED = 8, CANDIDATES = 2 * OFFERED, FINALISTS = 3, ROUNDS = 3 };
-enum { MOST_RUNS = 12, MOST_SETS = 64 };
+enum { OFFERED = 8, FINALISTS = 3, ROUNDS = 3, MOST_RUNS = 12, MOST_SETS = 64 };
+
+/* Made for so many multiprocessors fewer than there are, a product has other tiles, which may be
+ * the fastest ones on all of them, too. On H200 (132) of ten numbers these had what was fastest. */
+static const int32_t FEWER[] = {4, 8, 12, 14, 24};
+enum { AIMS = sizeof FEWER / sizeof *FEWER, CANDIDATES = (AIMS + 2) * OFFERED };
 
 /* More than the L2 cache of any card so far. */
 static const size_t ROTATED_BYTES = (size_t)96 << 20;
@@ -19,8 +23,8 @@ static const double HEAT_US = 40.0, FINAL_US = 160.0; /* of one candidate in one
 static enum status want(struct gemm_table *wanted, const struct gemm_key *key)
 {
     struct gemm_entry entry = {};
-    entry.key = *key;
-    if (wanted->count == GEMM_TABLE_MAX || gemm_table_find(wanted, key))
+    entry.key = gemm_serving_key(key);
+    if (wanted->count == GEMM_TABLE_MAX || gemm_table_find(wanted, &entry.key))
         return ST_OK;
     return gemm_table_add(wanted, &entry);
 }
@@ -365,9 +369,22 @@ static int keep_group(struct gemm_algo *candidates, double *alone, double *besid
     return kept;
 }
 
-/* Add what is offered for @sm multiprocessors; only algorithms that a plan file can tell again. */
+/* Is one of them @values but for the number of multiprocessors? */
+static bool is_listed(const struct gemm_algo *candidates, int count, const uint32_t *values)
+{
+    uint32_t listed[GEMM_ATTRIBUTES];
+    for (int c = 0; c < count; c++) {
+        gemm_algo_read(listed, &candidates[c]);
+        if (memcmp(listed, values, GEMM_SM * sizeof *listed) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* Add what is offered for @sm multiprocessors; only algorithms that a plan file can tell again.
+ * @other: and that no candidate has yet, for another number. */
 static enum status add_candidates(const struct measuring *m, struct gemm_plan *p, uint32_t sm,
-                                  struct gemm_algo *candidates, int *count)
+                                  bool other, struct gemm_algo *candidates, int *count)
 {
     struct gemm_algo algos[OFFERED];
     int offered = 0;
@@ -375,7 +392,8 @@ static enum status add_candidates(const struct measuring *m, struct gemm_plan *p
     for (int i = 0; i < offered; i++) {
         uint32_t values[GEMM_ATTRIBUTES];
         gemm_algo_read(values, &algos[i]);
-        if (gemm_algo_make(m->library, &candidates[*count], p, values))
+        if (!(other && is_listed(candidates, *count, values)) &&
+            gemm_algo_make(m->library, &candidates[*count], p, values))
             ++*count;
     }
     return ST_OK;
@@ -384,12 +402,15 @@ static enum status add_candidates(const struct measuring *m, struct gemm_plan *p
 static enum status candidates_of(const struct measuring *m, struct gemm_plan *p,
                                  struct gemm_algo *candidates, int *count)
 {
+    int32_t all = (int32_t)m->library->card.multiprocessors, beside = p->key.beside;
     *count = 0;
-    TRY(add_candidates(m, p, 0, candidates, count));
-    if (p->key.beside == 0)
-        return ST_OK;
-    return add_candidates(m, p, (uint32_t)(m->library->card.multiprocessors - p->key.beside),
-                          candidates, count);
+    TRY(add_candidates(m, p, 0, false, candidates, count));
+    if (beside > 0)
+        TRY(add_candidates(m, p, (uint32_t)(all - beside), false, candidates, count));
+    for (int i = 0; i < AIMS && FEWER[i] < all; i++)
+        if (FEWER[i] != beside)
+            TRY(add_candidates(m, p, (uint32_t)(all - FEWER[i]), true, candidates, count));
+    return ST_OK;
 }
 
 static void choose(struct gemm_choice *choice, const struct gemm_algo *candidates,

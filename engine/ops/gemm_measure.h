@@ -11,8 +11,10 @@
  * A product that runs beside collectives (gemm_key.beside) gets two algorithms, the fastest alone
  * and the fastest while a kernel holds as many multiprocessors, of those that give the same bits:
  * candidates are grouped by what they make of the same numbers, and the group whose two best times
- * have the least sum counts. (Most give the same: they add along K in the same order.) There are
- * more candidates then: what the heuristic offers for all multiprocessors, and for the rest.
+ * have the least sum counts. (Most give the same: they add along K in the same order.)
+ *
+ * Candidates are what the heuristic offers for all multiprocessors, for those that are not held,
+ * and for a few numbers between: each has other tiles.
  *
  * Only in set-up: it takes device memory, waits, and is not reproducible. Its result is.
  */

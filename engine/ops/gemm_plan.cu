@@ -259,10 +259,11 @@ static enum status gemm_plan_make(struct gemm_library *library, struct gemm_plan
                                   const void *bias)
 {
     const struct gemm_entry *entry = NULL;
+    struct gemm_key serving = gemm_serving_key(&p->key);
     if (p->key.dtype != DTYPE_BF16)
         return gemm_plan_choose(library, p, bias);
     if (library->table)
-        entry = gemm_table_find(library->table, &p->key);
+        entry = gemm_table_find(library->table, &serving);
     if (entry) {
         TRY(gemm_plan_describe(p, bias, CUBLAS_COMPUTE_32F));
         if (gemm_plan_take(library, p, entry))

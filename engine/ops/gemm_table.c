@@ -37,6 +37,13 @@ void gemm_table_release(struct gemm_table *table)
     memset(table, 0, sizeof *table);
 }
 
+struct gemm_key gemm_serving_key(const struct gemm_key *key)
+{
+    struct gemm_key serving = *key;
+    serving.T = (key->T + GEMM_ROWS - 1) / GEMM_ROWS * GEMM_ROWS;
+    return serving;
+}
+
 const struct gemm_entry *gemm_table_find(const struct gemm_table *table, const struct gemm_key *key)
 {
     for (int i = 0; i < table->count; i++)

@@ -21,6 +21,9 @@
  * A reader refuses what it does not know. No attribute is believed: the library checks each
  * algorithm before it is used (gemm_plan_accepts()). That both give the same bits is.
  *
+ * An entry whose T is a multiple of GEMM_ROWS serves products of fewer rows, too, down to the
+ * multiple before (gemm_serving_key()): they have as many tiles.
+ *
  * Plain C: nothing here needs a GPU. One thread.
  */
 #ifndef ENGINE_OPS_GEMM_TABLE_H
@@ -35,7 +38,7 @@
 
 C_BEGIN
 
-enum { GEMM_CARD_BYTES = 128, GEMM_TABLE_MAX = 4096 /* entries */ };
+enum { GEMM_CARD_BYTES = 128, GEMM_TABLE_MAX = 4096 /* entries */, GEMM_ROWS = 128 };
 
 enum gemm_kind {
     GEMM_FORWARD,         /* y (T, N) = x (T, K) w (N, K)^T + bias */
@@ -104,6 +107,9 @@ void gemm_table_release(struct gemm_table *table);
 /** gemm_table_find() - the entry of a product; NULL if there is none. Linear in the entries. */
 const struct gemm_entry *gemm_table_find(const struct gemm_table *table,
                                          const struct gemm_key *key);
+
+/** gemm_serving_key() - that of the entry for products as @key says: T rounded up. */
+struct gemm_key gemm_serving_key(const struct gemm_key *key);
 
 /** gemm_table_add() - an entry of a product that the table does not have yet.
  * Return: ST_OK; ST_INVALID (GEMM_TABLE_MAX are there); ST_MEMORY. */
