@@ -12,6 +12,7 @@
  *
  * usage: build/release/bench/cuda_ops [--heuristic] [T...]      default: 1408 5632 11136
  */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -192,6 +193,25 @@ static enum status embedding_backward(struct work *w, struct cost *c)
                : ST_OK;
 }
 
+/* Of four ranks' rows what the first shard of a table in two parts has, and all of a part. */
+static enum status embedding_backward_shard(struct work *w, struct cost *c, int64_t numel)
+{
+    struct token_rows q = w->b->q.all;
+    struct tensor d = half2(w, q.rows, w->C), dtable = full1(w, numel);
+    c->bytes = 4.0 * (double)numel; /* and the rows */
+    return w->a.base ? op_embedding_backward(w->b->s, dtable, d, q, 0, ROWS_ZERO) : ST_OK;
+}
+
+static enum status embedding_backward_ranks(struct work *w, struct cost *c)
+{
+    return embedding_backward_shard(w, c, VOCAB * w->C / 2 / RANKS / 128 * 128);
+}
+
+static enum status embedding_backward_part(struct work *w, struct cost *c)
+{
+    return embedding_backward_shard(w, c, VOCAB * w->C / 2);
+}
+
 static enum status embedding_norm_backward(struct work *w, struct cost *c)
 {
     struct tensor dx = half2(w, w->T, w->C), z = half2(w, w->T, w->C), stats = full2(w, 2, w->T);
@@ -350,7 +370,7 @@ static enum status line(struct work *w, const char *model, const char *name, iss
     struct cost cost;
     TRY(time_op(us, w, issue, &cost));
     double middle = us[REPEATS / 2];
-    out("%-6s %6lld  %-24s %9.2f %6.1f%% %9.0f %5.1f%%", model, (long long)w->T, name, middle,
+    out("%-6s %6lld  %-25s %9.2f %6.1f%% %9.0f %5.1f%%", model, (long long)w->T, name, middle,
         100.0 * (us[REPEATS - 1] - us[0]) / middle, cost.bytes / middle * 1e-3,
         100.0 * cost.bytes / middle * 1e6 / w->b->copy_rate);
     if (cost.operations > 0)
@@ -364,7 +384,7 @@ static enum status line(struct work *w, const char *model, const char *name, iss
 
 struct host_batch {
     int32_t *cu, *kv, *sample, *start, *end, *token, *type, *owner, *order;
-    int32_t *all_token; /* of all ranks' rows; without an order */
+    int32_t *all_token, *all_order; /* of all ranks' rows; those of this one come first */
 };
 
 static void host_batch_bind(struct arena *a, struct host_batch *x, int64_t rows)
@@ -379,12 +399,47 @@ static void host_batch_bind(struct arena *a, struct host_batch *x, int64_t rows)
     ARENA_BIND(a, x->owner, rows);
     ARENA_BIND(a, x->order, rows);
     ARENA_BIND(a, x->all_token, RANKS * rows);
+    ARENA_BIND(a, x->all_order, RANKS * rows);
 }
 
-/* Sequences of about 176 rows, as SQuAD has; a few tokens are frequent, as in text. */
-static void host_batch_fill(struct host_batch *x, int64_t rows, int count)
+/* As in text, the k-th most frequent token has 1/k of the first one's rows (which is a tenth). */
+static int32_t draw_token(uint64_t row)
 {
-    int64_t at = 0;
+    enum { FIRST = 999, FRACTION = 1 << 24 };
+    double u = (double)rng_below(1, 2, row, FRACTION) / FRACTION;
+    return FIRST + (int32_t)exp(u * log(VOCAB - FIRST));
+}
+
+struct token_row {
+    int32_t token, row;
+};
+
+static int by_token(const void *a, const void *b)
+{
+    const struct token_row *x = a, *y = b;
+    return x->token != y->token ? (x->token > y->token) - (x->token < y->token)
+                                : (x->row > y->row) - (x->row < y->row);
+}
+
+static enum status sort_rows(int32_t *order, const int32_t *token, int64_t rows)
+{
+    struct token_row *sorted;
+    TRY(mem_alloc(&sorted, sizeof *sorted * (size_t)rows));
+    for (int64_t row = 0; row < rows; row++)
+        sorted[row] = (struct token_row){token[row], (int32_t)row};
+    qsort(sorted, (size_t)rows, sizeof *sorted, by_token);
+    for (int64_t row = 0; row < rows; row++)
+        order[row] = sorted[row].row;
+    mem_free(&sorted);
+    return ST_OK;
+}
+
+/* Sequences of about 176 rows, as SQuAD has. */
+static enum status host_batch_fill(struct host_batch *x, int64_t rows, int count)
+{
+    for (int64_t row = 0; row < RANKS * rows; row++)
+        x->all_token[row] = draw_token((uint64_t)row);
+    memcpy(x->token, x->all_token, sizeof *x->token * (size_t)rows);
     for (int b = 0; b < count; b++) {
         x->cu[b] = (int32_t)(rows * b / count);
         x->cu[b + 1] = (int32_t)(rows * (b + 1) / count);
@@ -393,19 +448,12 @@ static void host_batch_fill(struct host_batch *x, int64_t rows, int count)
         x->start[b] = 3;
         x->end[b] = 9;
         for (int32_t row = x->cu[b]; row < x->cu[b + 1]; row++) {
-            uint64_t u = rng_below(1, 2, (uint64_t)row, 4);
-            x->token[row] = (int32_t)rng_below(1, 3, (uint64_t)row, u ? 200 * u * u : 20);
             x->type[row] = row - x->cu[b] > 14;
             x->owner[row] = b;
         }
     }
-    for (int32_t token = 0; token < 1800; token++)
-        for (int32_t row = 0; row < rows; row++)
-            if (x->token[row] == token)
-                x->order[at++] = row;
-    ASSERT(at == rows);
-    for (int64_t row = 0; row < RANKS * rows; row++)
-        x->all_token[row] = (int32_t)rng_below(1, 4, (uint64_t)row, VOCAB);
+    TRY(sort_rows(x->order, x->token, rows));
+    return sort_rows(x->all_order, x->all_token, RANKS * rows);
 }
 
 static enum status batch_upload(struct bench *b, int64_t rows, void *device_memory, size_t bytes)
@@ -421,7 +469,7 @@ static enum status batch_upload(struct bench *b, int64_t rows, void *device_memo
     host = arena_over(memory, used);
     host_batch_bind(&host, &x, rows);
     host_batch_bind(&there, &y, rows);
-    host_batch_fill(&x, rows, count);
+    TRY_GOTO(st, out, host_batch_fill(&x, rows, count));
     TRY_GOTO(st, out, device_copy(b->s, device_memory, memory, used));
     TRY_GOTO(st, out, stream_sync(b->s));
     b->q = (struct sequences){.rows = rows,
@@ -437,7 +485,7 @@ static enum status batch_upload(struct bench *b, int64_t rows, void *device_memo
                               .token_order = y.order,
                               .start = y.start,
                               .end = y.end,
-                              .all = {RANKS * rows, RANKS, y.all_token, NULL}};
+                              .all = {RANKS * rows, RANKS, y.all_token, y.all_order}};
 out:
     mem_free(&memory);
     return st;
@@ -507,6 +555,8 @@ static enum status lines(struct bench *b, const struct model *m, int64_t T)
                   {"attention backward", attention_backward},
                   {"embedding forward", embedding_forward},
                   {"embedding forward, ranks", embedding_forward_ranks},
+                  {"embedding backward, ranks", embedding_backward_ranks},
+                  {"embedding backward, part", embedding_backward_part},
                   {"embedding backward", embedding_backward},
                   {"embedding norm backward", embedding_norm_backward},
                   {"span head, all", span_head},
@@ -542,7 +592,7 @@ static enum status ceilings(struct bench *b)
     b->gemm_rate = cost.operations / us[REPEATS / 2] * 1e6;
     out("%s: copy %.0f GB/s, product 8192^3 %.0f TFLOP/s\n", b->device->name, b->copy_rate * 1e-9,
         b->gemm_rate * 1e-12);
-    out("%-6s %6s  %-24s %9s %7s %9s %6s %9s %6s\n", "model", "T", "op", "us", "spread", "GB/s",
+    out("%-6s %6s  %-25s %9s %7s %9s %6s %9s %6s\n", "model", "T", "op", "us", "spread", "GB/s",
         "copy", "TFLOP/s", "8192^3");
     return ST_OK;
 }

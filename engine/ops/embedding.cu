@@ -4,22 +4,23 @@
  * forward   one warp a row of the batch: what lies of its table row in this part is copied, the
  *           rest set if asked for. Bytes: the rows, read and written once; of all ranks' rows those
  *           that a rank has are read, and the first part writes all
- * backward  token_rows.order has equal tokens side by side, rows ascending. Blocks of the first
- *           places of a run sum it (eight row lanes, then in order) and write one table row, or
- *           what lies of it in this part; where no run begins they end at once. With the rows of
- *           several ranks most places begin none or none of this part, and a block looks at eight
- *           of them at once. Unless these are kept, more blocks clear or mark the rows of no token.
- *           Bytes: dout once, and one table row a run, or all of the part when it is cleared.
+ * backward  token_rows.order has equal tokens side by side, rows ascending. A fixed number of
+ *           blocks share the places whose tokens lie in the part, eight at once. Where a short run
+ *           begins a warp sums it, then the block sums what long ones there are (eight row lanes,
+ *           then in order); each writes one table row, or what lies of it in this part. Latency is
+ *           what it takes: of many tokens with few rows, and of a few with very many. Unless the
+ *           rows of no token are kept, as many blocks clear or mark them. Bytes: dout once, and
+ *           one table row a run, or all of the part when it is cleared.
  */
 #include "engine/ops/embedding.h"
 
 #include "engine/ops/cuda_common.cuh"
 
-/* Blocks that clear: four a multiprocessor of 132, which leaves room for as many others. */
-enum { EMBED_THREADS = 256, EMBED_ROWS = 64, EMBED_CLEARING = 528 };
+/* Blocks that clear, and as many that sum: each three a multiprocessor of 132. */
+enum { EMBED_THREADS = 256, EMBED_WARPS = EMBED_THREADS / 32, EMBED_ROWS = 64, EMBED_BLOCKS = 396 };
 
-/* Packs that a lane asks for at once. */
-enum { EMBED_AHEAD = 4 };
+/* Packs that a lane of forward asks for at once; rows of which a lane of backward does. */
+enum { EMBED_AHEAD = 4, EMBED_ROWS_AHEAD = 8 };
 
 /* Elements [first, first + numel) of a table. */
 struct table_range {
@@ -80,20 +81,35 @@ __device__ static float *part_row(const struct table_part &part, int64_t row)
     return part.grad + (row * part.columns - part.first);
 }
 
-/* The first place of the order whose token is @token or more; the same in all threads. A round cuts
- * the range in EMBED_THREADS parts: for any batch that fits, there are two or three. */
-__device__ static int64_t embedding_place(const struct token_rows &q, int64_t token)
+/* Places [begin, end) of the order. */
+struct places {
+    int begin, end;
+};
+
+/* Those of tokens [from, to), the same in all threads. A round cuts a range in EMBED_THREADS parts:
+ * for any batch that fits, there are two or three. */
+__device__ static struct places embedding_places(const struct token_rows &q, int64_t from,
+                                                 int64_t to)
 {
-    int64_t low = 0, high = q.rows;
-    while (low < high) {
-        int64_t part = (high - low + EMBED_THREADS - 1) / EMBED_THREADS;
-        int64_t last = low + ((int64_t)threadIdx.x + 1) * part - 1; /* of this thread's part */
-        bool less = last < high && q.token[q.order[last]] < token;
-        int parts = __syncthreads_count(less);
-        low += parts * part; /* all of these are less; the next part has its first that is not */
-        high = min(low + part - 1, high);
+    int64_t token[] = {from, to};
+    int low[] = {0, 0}, high[] = {(int)q.rows, (int)q.rows};
+    while (low[0] < high[0] || low[1] < high[1]) {
+        bool less[2];
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            int part = (high[k] - low[k] + EMBED_THREADS - 1) / EMBED_THREADS;
+            int last = low[k] + ((int)threadIdx.x + 1) * part - 1; /* of a thread's part */
+            less[k] = part > 0 && last < high[k] && q.token[q.order[last]] < token[k];
+        }
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            int part = (high[k] - low[k] + EMBED_THREADS - 1) / EMBED_THREADS;
+            int parts = __syncthreads_count(less[k]);
+            low[k] += parts * part; /* these are less; the next part has its first that is not */
+            high[k] = max(min(low[k] + part - 1, high[k]), low[k]);
+        }
     }
-    return low;
+    return {low[0], low[1]};
 }
 
 /* Four zeros. Stored as a pack of them, the compiler makes two halves of it. */
@@ -111,9 +127,9 @@ __device__ static void embedding_clear(const struct table_part &part, const stru
     __shared__ bool used[EMBED_ROWS];
     for (int r = threadIdx.x; r < rows; r += EMBED_THREADS)
         used[r] = false;
-    int64_t begin = embedding_place(q, row), end = embedding_place(q, row + rows);
+    struct places here = embedding_places(q, row, row + rows);
     __syncthreads();
-    for (int64_t i = begin + threadIdx.x; i < end; i += EMBED_THREADS)
+    for (int i = here.begin + (int)threadIdx.x; i < here.end; i += EMBED_THREADS)
         if (q.token[q.order[i]] > 0)
             used[q.token[q.order[i]] - row] = true;
     __syncthreads();
@@ -136,91 +152,190 @@ __device__ static void embedding_clear(const struct table_part &part, const stru
     __syncthreads(); /* used is written again by the next call */
 }
 
-/* One of the first blocks: its share of the part's rows. */
+/* The part's rows, in equal shares. */
 __device__ static void embedding_clear_share(const struct table_part &part,
-                                             const struct token_rows &q, int clearing, bool marks)
+                                             const struct token_rows &q, int share, int shares,
+                                             bool marks)
 {
     int64_t row = part.first / part.columns;
     int64_t end = (part.first + part.numel + part.columns - 1) / part.columns;
-    int64_t rows = (end - row + clearing - 1) / clearing;
-    row += blockIdx.x * rows;
+    int64_t rows = (end - row + shares - 1) / shares;
+    row += share * rows;
     for (end = min(row + rows, end); row < end; row += EMBED_ROWS)
         embedding_clear(part, q, row, (int)min(end - row, (int64_t)EMBED_ROWS), marks);
 }
 
-/* The token of which a run begins at @place, if columns [c0, c1) of its row lie in the part; else
- * 0, which has no gradient. */
-__device__ static int32_t embedding_run(const struct table_part &part, const struct token_rows &q,
-                                        int64_t place, int64_t c0, int64_t c1)
+/* Of the run of equal tokens that begins at a place. */
+struct run {
+    int32_t token; /* 0, which has no gradient: none begins, or none of the part */
+    int rows;      /* at most EMBED_ROWS_AHEAD + 1, which are many */
+};
+
+/* All lanes of a warp look at one place each, from the one before @place on; @row: of the lane's.
+ * A run counts if columns [c0, c1) of its table row lie in the part. */
+__device__ static struct run embedding_run(const struct table_part &part,
+                                           const struct token_rows &q, int place, int64_t c0,
+                                           int64_t c1, int32_t *row)
 {
-    int32_t t = place < q.rows ? q.token[q.order[place]] : 0;
-    if (t <= 0 || max(part_from(part, t), c0) >= min(part_to(part, t), c1))
-        return 0;
-    return place > 0 && q.token[q.order[place - 1]] == t ? 0 : t;
+    int lane = threadIdx.x % 32, at = place - 1 + lane;
+    bool looks = lane < EMBED_ROWS_AHEAD + 2 && at >= 0 && at < q.rows;
+    *row = looks ? q.order[at] : -1;
+    int32_t token = looks ? q.token[*row] : -1;
+    int32_t before = __shfl_sync(~0u, token, 0), t = __shfl_sync(~0u, token, 1);
+    int rows = __popc(__ballot_sync(~0u, lane > 0 && token == t));
+    if (t <= 0 || t == before || max(part_from(part, t), c0) >= min(part_to(part, t), c1))
+        return {0, 0};
+    return {t, rows};
 }
 
-/* Add the rows of a run that are this lane's, from place @i on; packs from column @c. @AHEAD are
- * asked for at once, but for the first, which most runs end with. */
-template <typename E, int W, int AHEAD>
-__device__ static void embedding_sum(float (&sum)[W], const E *dout, const struct token_rows &q,
-                                     int64_t columns, int64_t i, int32_t t, int64_t c)
+/* Packs from one column on, by rows. A stride of 32 bits: an address is one multiplication. */
+template <typename E> struct row_packs {
+    const char *first; /* in row 0 */
+    uint32_t stride;   /* bytes of a row */
+};
+
+template <typename E, int W>
+__device__ static void embedding_load(struct raw_pack<E, W> &raw, struct row_packs<E> x,
+                                      int32_t row)
 {
-    struct raw_pack<E, W> raw[AHEAD];
+    load_raw(raw, (const E *)(x.first + (uint64_t)(uint32_t)row * x.stride));
+}
+
+template <typename E, int W>
+__device__ static void embedding_add(float (&sum)[W], const struct raw_pack<E, W> &raw)
+{
     float v[W];
-    bool in[AHEAD];
-    for (int ahead = 1;; ahead = AHEAD) {
+    unpack(v, raw);
 #pragma unroll
-        for (int k = 0; k < AHEAD; k++) {
-            int64_t place = i + k * COLUMN_LANES;
-            int64_t row = k < ahead && place < q.rows ? q.order[place] : -1;
-            in[k] = row >= 0 && q.token[row] == t;
-            if (in[k] && c < columns)
-                load_raw(raw[k], dout + row * columns + c);
-        }
-#pragma unroll
-        for (int k = 0; k < AHEAD; k++) {
-            if (!in[k] || c >= columns)
-                continue;
-            unpack(v, raw[k]);
-#pragma unroll
-            for (int n = 0; n < W; n++)
-                sum[n] += v[n];
-        }
-        if (!(ahead == 1 ? in[0] : in[AHEAD - 1]))
-            return;
-        i += ahead * COLUMN_LANES;
-    }
+    for (int n = 0; n < W; n++)
+        sum[n] += v[n];
 }
 
-/* The first blocks clear or mark the rows of the table, in @clearing equal parts. Behind them, each
- * @PLACES places of the order have a block for each 32 packs of columns. */
-template <typename E, int W, int PLACES, int AHEAD>
-__global__ static void __launch_bounds__(EMBED_THREADS, PLACES > 1 ? 4 : 6)
-    embedding_backward_kernel(struct table_part part, const E *dout, struct token_rows q,
-                              int clearing, enum table_rows others)
+/* A short run by one warp, in the order in which columns_between() adds the rows of lanes. */
+template <typename E, int W>
+__device__ static void embedding_short(const struct table_part &part, struct row_packs<E> x,
+                                       struct run run, int32_t row, int64_t c, bool add)
 {
-    __shared__ int32_t runs[PLACES];
-    int64_t chunks = (part.columns + 32 * W - 1) / (32 * W), block = (int64_t)blockIdx.x - clearing;
-    int64_t first = block / chunks * PLACES, c0 = (block - block / chunks * chunks) * 32 * W;
-    kernel_begin();
-    if (block < 0) {
-        embedding_clear_share(part, q, clearing, others == ROWS_MARKED);
+    struct raw_pack<E, W> raw[EMBED_ROWS_AHEAD];
+    float sum[W] = {0.0f};
+#pragma unroll
+    for (int k = 0; k < EMBED_ROWS_AHEAD; k++) {
+        int32_t from = __shfl_sync(~0u, row, k + 1);
+        if (k < run.rows && c < part.columns)
+            embedding_load(raw[k], x, from);
+        else
+            fill_raw(raw[k], -0.0f); /* changes no sum */
+    }
+#pragma unroll
+    for (int k = 0; k < EMBED_ROWS_AHEAD; k++)
+        embedding_add<E, W>(sum, raw[k]);
+    float *out = part_row(part, run.token) + c;
+    int64_t from = part_from(part, run.token), to = part_to(part, run.token);
+    if (!add && W % 4 == 0 && c >= from && c + W <= to && (uintptr_t)out % 16 == 0) {
+#pragma unroll
+        for (int n = 0; n < W; n += 4)
+            *(float4 *)(out + n) = make_float4(sum[n], sum[n + 1], sum[n + 2], sum[n + 3]);
         return;
     }
-    if (PLACES > 1 && threadIdx.x < PLACES)
-        runs[threadIdx.x] = embedding_run(part, q, first + threadIdx.x, c0, c0 + 32 * W);
-    if (PLACES > 1)
-        __syncthreads();
-    for (int n = 0; n < PLACES; n++) {
-        int32_t t = PLACES > 1 ? runs[n] : embedding_run(part, q, first, c0, c0 + 32 * W);
+#pragma unroll
+    for (int n = 0; n < W; n++)
+        if (c + n >= from && c + n < to)
+            out[n] = (add ? out[n] : 0.0f) + sum[n];
+}
+
+/* Where the run of token @t that begins at @place ends; the same in all threads. */
+__device__ static int embedding_end(const struct token_rows &q, int place, int32_t t)
+{
+    int at = place + (int)threadIdx.x;
+    int rows = __syncthreads_count(at < q.rows && q.token[q.order[at]] == t);
+    return rows < EMBED_THREADS ? place + rows : embedding_places(q, 0, t + 1).end;
+}
+
+/* Add the rows of places [@i, @end) that are this lane's. Nothing waits for the token of a place,
+ * and the rows of the next ones are read meanwhile. */
+template <typename E, int W>
+__device__ static void embedding_sum(float (&sum)[W], struct row_packs<E> x,
+                                     const struct token_rows &q, int i, int end)
+{
+    struct raw_pack<E, W> raw[EMBED_ROWS_AHEAD];
+    int32_t row[EMBED_ROWS_AHEAD];
+#pragma unroll
+    for (int k = 0; k < EMBED_ROWS_AHEAD; k++)
+        row[k] = i + k * COLUMN_LANES < end ? q.order[i + k * COLUMN_LANES] : -1;
+    while (i < end) {
+        i += EMBED_ROWS_AHEAD * COLUMN_LANES;
+#pragma unroll
+        for (int k = 0; k < EMBED_ROWS_AHEAD; k++)
+            if (row[k] >= 0)
+                embedding_load(raw[k], x, row[k]);
+            else
+                fill_raw(raw[k], -0.0f); /* changes no sum */
+#pragma unroll
+        for (int k = 0; k < EMBED_ROWS_AHEAD; k++)
+            row[k] = i + k * COLUMN_LANES < end ? q.order[i + k * COLUMN_LANES] : -1;
+#pragma unroll
+        for (int k = 0; k < EMBED_ROWS_AHEAD; k++)
+            embedding_add<E, W>(sum, raw[k]);
+    }
+}
+
+/* The runs of a block's places: short ones by a warp each, then the others by all. */
+template <typename E, int W>
+__device__ static void embedding_runs(const struct table_part &part, const E *dout,
+                                      const struct token_rows &q, int first, int end, int64_t c0,
+                                      bool add)
+{
+    __shared__ int32_t many[EMBED_WARPS];
+    int warp = threadIdx.x / 32, place = first + warp;
+    int64_t c1 = c0 + 32 * W, c = c0 + (threadIdx.x % 32) * W;
+    int32_t row = -1;
+    struct run run = {0, 0};
+    struct row_packs<E> x = {
+        (const char *)(dout + c), (uint32_t)(part.columns * sizeof(E))
+    };
+    if (place < end)
+        run = embedding_run(part, q, place, c0, c1, &row);
+    bool is_short = run.rows <= EMBED_ROWS_AHEAD;
+    if (run.token > 0 && is_short)
+        embedding_short<E, W>(part, x, run, row, c, add);
+    if (threadIdx.x % 32 == 0)
+        many[warp] = is_short ? 0 : run.token;
+    __syncthreads();
+    for (int n = 0; n < EMBED_WARPS; n++) {
+        int32_t t = many[n];
+        float sum[W] = {0.0f};
         if (t == 0)
             continue;
-        float sum[W] = {0.0f};
-        embedding_sum<E, W, AHEAD>(sum, dout, q, part.columns, first + n + threadIdx.x / 32, t,
-                                   c0 + (threadIdx.x % 32) * W);
-        columns_between<W>(sum, part_row(part, t), c0, part_from(part, t), part_to(part, t),
-                           others == ROWS_KEPT);
+        int run_end = embedding_end(q, first + n, t);
+        if (c < part.columns)
+            embedding_sum<E, W>(sum, x, q, first + n + warp, run_end);
+        columns_between<W>(sum, part_row(part, t), c0, part_from(part, t), part_to(part, t), add);
     }
+    __syncthreads(); /* before @many is written again */
+}
+
+/* Every other block clears or marks rows of the table, unless they are kept. The rest, for each 32
+ * packs of columns, shares the places of the part's tokens. */
+template <typename E, int W>
+__global__ static void __launch_bounds__(EMBED_THREADS, 3)
+    embedding_backward_kernel(struct table_part part, const E *dout, struct token_rows q,
+                              enum table_rows others)
+{
+    int kinds = others == ROWS_KEPT ? 1 : 2, blocks = (int)gridDim.x / kinds;
+    int block = (int)blockIdx.x / kinds;
+    kernel_begin();
+    if ((int)blockIdx.x % kinds == 1) {
+        embedding_clear_share(part, q, block, blocks, others == ROWS_MARKED);
+        return;
+    }
+    int chunks = (int)((part.columns + 32 * W - 1) / (32 * W));
+    int64_t c0 = (int64_t)(block % chunks) * 32 * W;
+    struct places here =
+        embedding_places(q, max(part.first / part.columns, (int64_t)1),
+                         (part.first + part.numel + part.columns - 1) / part.columns);
+    for (int first = here.begin + block / chunks * EMBED_WARPS; first < here.end;
+         first += blocks / chunks * EMBED_WARPS)
+        embedding_runs<E, W>(part, dout, q, first, here.end, c0, others == ROWS_KEPT);
 }
 
 template <typename E>
@@ -237,18 +352,16 @@ static enum status embedding_forward_any(struct stream *s, E *out, const E *tabl
                          out, table, part, q.token, q.rows, set);
 }
 
-template <typename E, int W, int PLACES, int AHEAD>
+template <typename E, int W>
 static enum status embedding_backward_in(struct stream *s, struct table_part part, const E *dout,
                                          struct token_rows q, enum table_rows others)
 {
     static_assert((int)COLUMN_THREADS == (int)EMBED_THREADS, "one kernel does both");
-    int clearing = others == ROWS_KEPT || part.numel == 0 ? 0 : EMBED_CLEARING;
-    int64_t blocks = clearing + div_up(q.rows, PLACES) * div_up(part.columns, 32 * W);
-    if (blocks == 0)
+    int64_t chunks = div_up(part.columns, 32 * W), blocks = div_up(EMBED_BLOCKS, chunks) * chunks;
+    if (part.numel == 0)
         return ST_OK;
-    return launch_kernel(s, dim3((unsigned)blocks), COLUMN_THREADS,
-                         embedding_backward_kernel<E, W, PLACES, AHEAD>, part, dout, q, clearing,
-                         others);
+    return launch_kernel(s, dim3((unsigned)(others == ROWS_KEPT ? blocks : 2 * blocks)),
+                         EMBED_THREADS, embedding_backward_kernel<E, W>, part, dout, q, others);
 }
 
 template <typename E>
@@ -256,12 +369,9 @@ static enum status embedding_backward_any(struct stream *s, struct table_part pa
                                           struct token_rows q, enum table_rows others)
 {
     constexpr int W = full_pack<E>();
-    bool packs = packs_fit(part.columns, sizeof(E), dout);
-    if (q.batches == 1)
-        return packs ? embedding_backward_in<E, W, 1, 1>(s, part, dout, q, others)
-                     : embedding_backward_in<E, 1, 1, 1>(s, part, dout, q, others);
-    return packs ? embedding_backward_in<E, W, 8, 4>(s, part, dout, q, others)
-                 : embedding_backward_in<E, 1, 8, 4>(s, part, dout, q, others);
+    if (packs_fit(part.columns, sizeof(E), dout))
+        return embedding_backward_in<E, W>(s, part, dout, q, others);
+    return embedding_backward_in<E, 1>(s, part, dout, q, others);
 }
 
 enum status cuda_embedding_forward(struct stream *s, struct tensor out, struct tensor table,
