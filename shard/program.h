@@ -28,8 +28,10 @@
  * EVALUATE runs one micro-batch forward in the same arena. All streams join at the end of a turn.
  *
  * UPDATE is late or early. Late, a turn begins with the updates of the turn before, each just ahead
- * of its unit's FORWARD, on a stream of their own; the reduced gradients are carried, and at stages
- * 1 and 2 the GATHERs of new parameters hide behind FORWARDs too. PROLOGUE says that no update is
+ * of its unit's FORWARD, on a stream of their own; the reduced gradients are carried, and the
+ * GATHERs hide behind FORWARDs too: those of new parameters at stages 1 and 2, those of reduced
+ * gradients ahead of their UPDATEs at stage 0 (behind each REDUCE if micro-batches are reduced one
+ * by one, where another buffer than the shards is carried). PROLOGUE says that no update is
  * due, FLUSH does those that are. Early, updates stand at the end of the turn that made the
  * gradients; carried are the parameters that stage 3 gathers ahead for the first units.
  *
@@ -51,7 +53,8 @@
  *     FORWARD 0 (table) | FORWARD 1 (table) | REDUCE rows | FORWARD 2 (norm) | ...
  *     BACKWARD 2 (norm) | GATHER rows | BACKWARD 1 (table) | BACKWARD 0 (table) | ...
  *
- * EVALUATE gathers the table whole, as stage 3 does.
+ * The REDUCE of the unit that gave the rows is behind them on the gather stream, where it does not
+ * wait for the last block's. EVALUATE gathers the table whole, as stage 3 does.
  *
  * The first `shared_count` buffers are the same in all programs of a run (same index): state that
  * lives on, and the carried ones.

@@ -30,6 +30,11 @@ static int persistent(struct builder *b, enum category category, enum dtype dtyp
     return i;
 }
 
+bool builder_accumulates_shards(const struct builder *b)
+{
+    return b->per_micro_batch && b->spec->micro_batches > 1;
+}
+
 struct instr *builder_emit(struct builder *b, enum program_op op, enum program_stream stream,
                            int unit, int micro_batch, unsigned flags)
 {

@@ -79,6 +79,11 @@ bool builder_is_partitioned(const struct builder *b, int unit);
 /** builder_looks_up_rows() - does FORWARD of this program read the shard, for all ranks' rows? */
 bool builder_looks_up_rows(const struct builder *b, int unit);
 
+/** builder_accumulates_shards() - are micro-batches reduced one by one, and shards added up? */
+bool builder_accumulates_shards(const struct builder *b);
+/** builder_gathers_late() - does stage 0 gather a reduced gradient ahead of its UPDATE alone? */
+bool builder_gathers_late(const struct builder *b);
+
 /** builder_emit() - append an instruction; valid until the next one. */
 struct instr *builder_emit(struct builder *b, enum program_op op, enum program_stream stream,
                            int unit, int micro_batch, unsigned flags);
@@ -104,11 +109,16 @@ void builder_list_carried(struct builder *b);
 void builder_gather(struct builder *b, int unit, int buffer);
 void builder_step(struct builder *b, const struct item *items, int count);
 void builder_evaluate(struct builder *b, const struct item *items, int count);
+/** builder_gather_gradient() - stage 0: GATHER of the reduced gradient. @shard: this rank's; NONE:
+ * it lies in its place in @grad. */
+void builder_gather_gradient(struct builder *b, int unit, enum program_stream stream, int grad,
+                             int shard);
 /** builder_norms() - NORM of all units that have been reduced and have none. */
 void builder_norms(struct builder *b);
 /** builder_agree() - AGREE and, early, the updates behind it. */
 void builder_agree(struct builder *b);
-/** builder_update_through() - late: UPDATE, and GATHER of what is replicated, up to this unit. */
+/** builder_update_through() - late: UPDATE up to this unit, at stage 0 behind the GATHER of the
+ * gradient, at stages 1 and 2 with a GATHER of the parameters behind it. */
 void builder_update_through(struct builder *b, int unit);
 void builder_prologue(struct builder *b);
 void builder_flush(struct builder *b);

@@ -127,12 +127,6 @@ static void emit_forward(struct builder *b, struct item it)
         reduce_rows(b, it);
 }
 
-/* Micro-batches are reduced one by one, and their shards added up. */
-static bool accumulates_shards(const struct builder *b)
-{
-    return b->per_micro_batch && b->spec->micro_batches > 1;
-}
-
 /* Where a unit by rows has its reduced gradient, and whether BACKWARD adds to it. */
 static unsigned begin_reduced(struct builder *b, int unit)
 {
@@ -158,7 +152,7 @@ static unsigned begin_grad(struct builder *b, int unit, int micro_batch, unsigne
     if (b->grad_begun[unit])
         return add_flag;
     b->grad_begun[unit] = true;
-    if (b->late && b->spec->zero_stage == 0 && !accumulates_shards(b)) {
+    if (b->late && b->spec->zero_stage == 0 && !builder_accumulates_shards(b)) {
         b->grad[unit] = b->carried[unit];
         return 0;
     }
@@ -213,23 +207,25 @@ static void emit_backward(struct builder *b, struct item it)
 }
 
 /* Behind the BACKWARD that wrote the gradient of a slot: GATHER its rows, if tables are waiting for
- * them. Not on the reduce stream, where it would wait for the last block's REDUCE. */
-static void gather_rows(struct builder *b, struct item it)
+ * them. Not on the reduce stream, where it would wait for the last block's REDUCE.
+ * Return: has it. */
+static bool gather_rows(struct builder *b, struct item it)
 {
     const struct program_spec *spec = b->spec;
     int slot = spec->units[it.unit].act_in, table = it.unit - 1;
     if (slot < 0 || slot == spec->units[it.unit].act_out)
-        return;
+        return false;
     while (table >= 0 && (!spec->units[table].by_rows || spec->units[table].frozen ||
                           spec->units[table].act_out != slot))
         table--;
     if (table < 0)
-        return;
+        return false;
     b->rows[slot] = builder_buffer(b, CATEGORY_IN_FLIGHT, spec->param_dtype, table, it.micro_batch,
                                    spec->train.slots[slot] * (size_t)spec->world_size);
     struct instr *in = builder_emit(b, OP_GATHER, ON_GATHER, table, it.micro_batch, FLAG_ROWS);
     operand_add(in, ROLE_DACT_OUT, ACCESS_READ, b->dact[slot]);
     operand_add(in, ROLE_ROWS, ACCESS_WRITE, b->rows[slot]);
+    return true;
 }
 
 /* A shard temporary that waits to be added to the shard of earlier micro-batches. */
@@ -256,7 +252,9 @@ static void note_reduced(struct builder *b, int unit, struct pending_sum *pendin
     b->reduced[b->reduced_count++] = unit;
 }
 
-static void emit_reduce(struct builder *b, int unit, int micro_batch, struct pending_sum *pending)
+/* @stream: ON_REDUCE; or another on which less is under way. */
+static void emit_reduce(struct builder *b, int unit, int micro_batch, int stream,
+                        struct pending_sum *pending)
 {
     const struct program_spec *spec = b->spec;
     bool last = micro_batch == spec->micro_batches - 1;
@@ -264,7 +262,7 @@ static void emit_reduce(struct builder *b, int unit, int micro_batch, struct pen
     int temp = BUFFER_NONE;
     bool first = b->grad_shard[unit] == BUFFER_NONE;
     /* One REDUCE a step at stage 0: into this rank's slice of the gradient itself. */
-    bool in_place = whole && !accumulates_shards(b);
+    bool in_place = whole && !builder_accumulates_shards(b);
     if (first && !whole && b->late)
         b->grad_shard[unit] = b->carried[unit];
     else if (first && !in_place)
@@ -277,7 +275,7 @@ static void emit_reduce(struct builder *b, int unit, int micro_batch, struct pen
      * early; and before the next REDUCE, so that who waits for an ACCUMULATE has all before it. */
     emit_accumulate(b, pending);
     builder_norms(b);
-    struct instr *in = builder_emit(b, OP_REDUCE, ON_REDUCE, unit, micro_batch, 0);
+    struct instr *in = builder_emit(b, OP_REDUCE, stream, unit, micro_batch, 0);
     operand_add(in, ROLE_GRAD, in_place ? ACCESS_READ_WRITE : ACCESS_READ, b->grad[unit]);
     operand_add_slice(in, ROLE_REDUCED, ACCESS_WRITE,
                       in_place ? b->grad[unit] : (first ? b->grad_shard[unit] : temp), in_place);
@@ -285,7 +283,7 @@ static void emit_reduce(struct builder *b, int unit, int micro_batch, struct pen
         *pending = (struct pending_sum){unit, temp, micro_batch};
     if (last)
         b->reduced[b->reduced_count++] = unit;
-    if (!whole || !last)
+    if (!whole || !last || builder_gathers_late(b))
         return;
     if (!in_place) {
         emit_accumulate(b, pending);
@@ -293,10 +291,8 @@ static void emit_reduce(struct builder *b, int unit, int micro_batch, struct pen
                                 : builder_buffer(b, CATEGORY_GRADIENTS, DTYPE_F32, unit, -1,
                                                  builder_whole_bytes(b, unit, DTYPE_F32));
     }
-    in = builder_emit(b, OP_GATHER, ON_REDUCE, unit, -1, FLAG_GRADIENT);
-    operand_add_slice(in, ROLE_GRAD_SHARD, ACCESS_READ,
-                      in_place ? b->grad[unit] : b->grad_shard[unit], in_place);
-    operand_add(in, ROLE_GRAD, in_place ? ACCESS_READ_WRITE : ACCESS_WRITE, b->grad[unit]);
+    builder_gather_gradient(b, unit, stream, b->grad[unit],
+                            in_place ? BUFFER_NONE : b->grad_shard[unit]);
 }
 
 /* With several micro-batches a step is captured in pieces: one a micro-batch, and the optimizer
@@ -331,7 +327,8 @@ void builder_step(struct builder *b, const struct item *items, int count)
             continue;
         }
         emit_backward(b, it);
-        gather_rows(b, it);
+        /* Behind its rows, too, a unit is reduced sooner than behind the last block. */
+        int stream = gather_rows(b, it) ? ON_GATHER : ON_REDUCE;
         if (spec->units[it.unit].by_rows && !spec->units[it.unit].frozen &&
             it.micro_batch == spec->micro_batches - 1)
             note_reduced(b, it.unit, &pending);
@@ -339,7 +336,7 @@ void builder_step(struct builder *b, const struct item *items, int count)
         for (int u = spec->unit_count - 1; reduces && u >= 0; u--) {
             if (spec->units[u].frozen || spec->units[u].by_rows || b->last_writer[u] != it.unit)
                 continue;
-            emit_reduce(b, u, it.micro_batch, &pending);
+            emit_reduce(b, u, it.micro_batch, stream, &pending);
             b->grad_begun[u] = false;
         }
     }

@@ -40,13 +40,36 @@ static void emit_update(struct builder *b, int unit, int grad)
     }
 }
 
+void builder_gather_gradient(struct builder *b, int unit, enum program_stream stream, int grad,
+                             int shard)
+{
+    bool in_place = shard == BUFFER_NONE;
+    struct instr *in = builder_emit(b, OP_GATHER, stream, unit, -1, FLAG_GRADIENT);
+    operand_add_slice(in, ROLE_GRAD_SHARD, ACCESS_READ, in_place ? grad : shard, in_place);
+    operand_add(in, ROLE_GRAD, in_place ? ACCESS_READ_WRITE : ACCESS_WRITE, grad);
+}
+
+/* Backward then has the reductions alone beside it, and forward, which has no collective else, the
+ * gathers. */
+bool builder_gathers_late(const struct builder *b)
+{
+    return b->late && b->spec->zero_stage == 0 && !builder_accumulates_shards(b);
+}
+
+static void emit_late_update(struct builder *b, int unit)
+{
+    if (builder_gathers_late(b) && !b->spec->units[unit].by_rows)
+        builder_gather_gradient(b, unit, ON_GATHER, b->carried[unit], BUFFER_NONE);
+    emit_update(b, unit, b->carried[unit]);
+}
+
 void builder_update_through(struct builder *b, int unit)
 {
     if (!b->late)
         return;
     for (; b->next_update <= unit && b->next_update < b->spec->unit_count; b->next_update++)
         if (!b->spec->units[b->next_update].frozen)
-            emit_update(b, b->next_update, b->carried[b->next_update]);
+            emit_late_update(b, b->next_update);
 }
 
 /* Gather ahead for the next turn, if the unit is one of the first that it uses. */

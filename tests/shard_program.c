@@ -90,6 +90,20 @@ static bool is_late(const struct run *r)
     return r->c->spec.update != UPDATE_EARLY;
 }
 
+/* Is a unit's gradient gathered in the turn after its REDUCE, ahead of its UPDATE? */
+static bool gathers_late(const struct program_spec *spec, int unit)
+{
+    bool every = program_reduce_policy(spec->reduce, spec->zero_stage) == REDUCE_PER_MICRO_BATCH;
+    return spec->update != UPDATE_EARLY && spec->zero_stage == 0 && !spec->units[unit].by_rows &&
+           !(every && spec->micro_batches > 1);
+}
+
+/* What it has at the end of a turn: all, or this rank's part. */
+static bool carries_whole(const struct program_spec *spec, int unit)
+{
+    return spec->zero_stage == 0 && !gathers_late(spec, unit);
+}
+
 /* Late, a turn's FORWARD sees what the update at its head made. */
 static void run_param_read(struct run *r, const struct operand *o, int unit)
 {
@@ -163,7 +177,7 @@ static void run_gather(struct run *r, const struct instr *in)
     if (in->flags & FLAG_GRADIENT) {
         const struct operand *o = program_operand(in, ROLE_GRAD_SHARD);
         struct value shard = *flat(r, o, in->unit, DTYPE_F32, false);
-        CHECK(r, r->c->spec.zero_stage == 0 && shard.reduced);
+        CHECK(r, r->c->spec.zero_stage == 0 && shard.reduced && !shard.whole);
         struct value *v = flat(r, program_operand(in, ROLE_GRAD), in->unit, DTYPE_F32, true);
         *v = (struct value){.sum = shard.sum, .reduced = true, .whole = true};
         return;
@@ -331,6 +345,15 @@ static unsigned full_sum(const struct program_spec *spec, int unit, int first, i
     return sum;
 }
 
+/* Has BACKWARD of a unit given rows to a table that is trained by them? */
+static bool gives_rows(const struct spec_case *c, int unit)
+{
+    bool by_rows = false;
+    for (int u = 0; u < c->parts; u++)
+        by_rows |= c->spec.units[u].by_rows && !c->spec.units[u].frozen;
+    return by_rows && unit == reader_of_slot(&c->spec, c->spec.units[0].act_out);
+}
+
 static void run_reduce(struct run *r, const struct instr *in)
 {
     if (in->flags & FLAG_ROWS) {
@@ -338,6 +361,7 @@ static void run_reduce(struct run *r, const struct instr *in)
         return;
     }
     const struct program_spec *spec = &r->c->spec;
+    CHECK(r, in->stream == (gives_rows(r->c, in->unit) ? ON_GATHER : ON_REDUCE));
     bool every = program_reduce_policy(spec->reduce, spec->zero_stage) == REDUCE_PER_MICRO_BATCH;
     struct value from = *flat(r, program_operand(in, ROLE_GRAD), in->unit, DTYPE_F32, true);
     struct value *to = flat(r, program_operand(in, ROLE_REDUCED), in->unit, DTYPE_F32, false);
@@ -459,7 +483,7 @@ static void check_turn_end(struct run *r)
         if (b->carried && b->category == CATEGORY_GRADIENTS) {
             if (step)
                 CHECK(r, r->v[i].sum == full_sum(spec, b->unit, 0, spec->micro_batches - 1) &&
-                             r->v[i].reduced && r->v[i].whole == (spec->zero_stage == 0));
+                             r->v[i].reduced && r->v[i].whole == carries_whole(spec, b->unit));
             CHECK(r, (r->v[i].writer >= 0) == (step || r->p->kind == PROGRAM_PROLOGUE));
         } else if (b->category == CATEGORY_PARAMETERS || (b->carried && b->first >= 0)) {
             int want = updated && !spec->units[b->unit].frozen;
@@ -487,7 +511,7 @@ static void check_run(const struct spec_case *c, const struct program *p)
                 .writer = -2,
                 .sum = full_sum(&c->spec, b->unit, 0, c->spec.micro_batches - 1),
                 .reduced = true,
-                .whole = c->spec.zero_stage == 0,
+                .whole = carries_whole(&c->spec, b->unit),
             };
     }
     for (r.index = 0; r.index < p->instr_count; r.index++) {
@@ -603,6 +627,8 @@ static void check_collectives(const struct spec_case *c, const struct program *p
         bool trained = step && !spec->units[u].frozen, by_rows = spec->units[u].by_rows;
         int reduces = trained && !by_rows ? (every ? spec->micro_batches : 1) : 0;
         int gradients = trained && !by_rows && spec->zero_stage == 0;
+        if (p->kind == PROGRAM_FLUSH) /* does the next turn's */
+            gradients = !spec->units[u].frozen && gathers_late(spec, u);
         int rows = trained && by_rows ? spec->micro_batches : 0;
         for (int v = u + 1; v < c->parts; v++) /* once, for the part that comes first */
             rows = spec->units[v].frozen ? rows : 0;
