@@ -16,8 +16,8 @@
 
 #include "engine/ops/cuda_common.cuh"
 
-/* Blocks that clear, and as many that sum: each three a multiprocessor of 132. */
-enum { EMBED_THREADS = 256, EMBED_WARPS = EMBED_THREADS / 32, EMBED_ROWS = 64, EMBED_BLOCKS = 396 };
+/* Blocks that clear, and as many that sum: each four a multiprocessor of 132. */
+enum { EMBED_THREADS = 256, EMBED_WARPS = EMBED_THREADS / 32, EMBED_ROWS = 64, EMBED_BLOCKS = 528 };
 
 /* Packs that a lane of forward asks for at once; rows of which a lane of backward does. */
 enum { EMBED_AHEAD = 4, EMBED_ROWS_AHEAD = 8 };
@@ -317,7 +317,7 @@ __device__ static void embedding_runs(const struct table_part &part, const E *do
 /* Every other block clears or marks rows of the table, unless they are kept. The rest, for each 32
  * packs of columns, shares the places of the part's tokens. */
 template <typename E, int W>
-__global__ static void __launch_bounds__(EMBED_THREADS, 3)
+__global__ static void __launch_bounds__(EMBED_THREADS, 4)
     embedding_backward_kernel(struct table_part part, const E *dout, struct token_rows q,
                               enum table_rows others)
 {
