@@ -30,15 +30,22 @@ struct adam_args {
     bool packs;
 };
 
-/* Rounded as written: how a compiler fuses the formula is no part of the state of a run. */
+/* Rounded as written: how a compiler fuses the formula is no part of the state of a run. The root
+ * and the quotient are the card's approximations, a unit in the last place each, with a step of
+ * Newton's for the second: exact ones take more instructions than there is time while memory works.
+ */
 __device__ static inline void adam_element(float &p, float &m, float &v, float grad,
                                            const struct adam_factors &f, float keep)
 {
     float g = __fmul_rn(grad, f.clip);
     m = __fmaf_rn(f.one_minus_beta1, __fadd_rn(g, -m), m);
     v = __fmaf_rn(v, f.beta2, __fmul_rn(__fmul_rn(f.one_minus_beta2, g), g));
-    float denominator = __fadd_rn(__fdiv_rn(__fsqrt_rn(v), f.root_correction2), f.eps);
-    p = __fmaf_rn(p, keep, -__fdiv_rn(__fmul_rn(f.step_size, m), denominator));
+    float root, inverse;
+    asm("sqrt.approx.f32 %0, %1;" : "=f"(root) : "f"(v));
+    float denominator = __fmaf_rn(root, f.inverse_root, f.eps);
+    asm("rcp.approx.f32 %0, %1;" : "=f"(inverse) : "f"(denominator));
+    inverse = __fmaf_rn(__fmaf_rn(-denominator, inverse, 1.0f), inverse, inverse);
+    p = __fmaf_rn(p, keep, -__fmul_rn(__fmul_rn(f.step_size, m), inverse));
 }
 
 /* Are a pack's m, v and gradient zero? Then the first two stay so. */

@@ -26,7 +26,8 @@
 C_BEGIN
 
 struct adam_factors {
-    float clip, keep, one_minus_beta1, beta2, one_minus_beta2, step_size, root_correction2, eps;
+    float clip, keep, one_minus_beta1, beta2, one_minus_beta2, step_size, eps;
+    float root_correction2, inverse_root; /* the one or the other */
 };
 
 /** adam_factors() - the scalars above; keep = 1 - lr wd. Call it where @state can be read. */
@@ -40,7 +41,9 @@ HOST_DEVICE static inline struct adam_factors adam_factors(const struct step_sta
     f.beta2 = hyper->beta2;
     f.one_minus_beta2 = (float)(1.0 - (double)hyper->beta2);
     f.step_size = (float)((double)state->lr / (double)state->correction1);
-    f.root_correction2 = (float)sqrt((double)state->correction2);
+    double root = sqrt((double)state->correction2);
+    f.root_correction2 = (float)root;
+    f.inverse_root = (float)(1.0 / root);
     f.eps = hyper->eps;
     return f;
 }
