@@ -53,7 +53,8 @@ void builder_gather_gradient(struct builder *b, int unit, enum program_stream st
  * gathers. */
 bool builder_gathers_late(const struct builder *b)
 {
-    return b->late && b->spec->zero_stage == 0 && !builder_accumulates_shards(b);
+    return b->late && b->spec->zero_stage == 0 && b->spec->world_size > 1 &&
+           !builder_accumulates_shards(b);
 }
 
 static void emit_late_update(struct builder *b, int unit)

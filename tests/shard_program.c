@@ -94,8 +94,8 @@ static bool is_late(const struct run *r)
 static bool gathers_late(const struct program_spec *spec, int unit)
 {
     bool every = program_reduce_policy(spec->reduce, spec->zero_stage) == REDUCE_PER_MICRO_BATCH;
-    return spec->update != UPDATE_EARLY && spec->zero_stage == 0 && !spec->units[unit].by_rows &&
-           !(every && spec->micro_batches > 1);
+    return spec->update != UPDATE_EARLY && spec->zero_stage == 0 && spec->world_size > 1 &&
+           !spec->units[unit].by_rows && !(every && spec->micro_batches > 1);
 }
 
 /* What it has at the end of a turn: all, or this rank's part. */
