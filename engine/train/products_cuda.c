@@ -12,7 +12,7 @@
 #include "engine/train/products.h"
 #include "engine/train/trainer.h"
 
-static const double BUDGET_S = 5.0; /* once a shape and card; most runs take less than half */
+static const double BUDGET_S = 10.0; /* once a shape and card; most runs take less than half */
 enum { ENOUGH_STEPS = 1000 /* for a mean */ };
 
 /* Where rank 0's entries came from. */
