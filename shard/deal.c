@@ -72,5 +72,5 @@ void deal_batch(int32_t *bin_of, int64_t *scratch, const int32_t *samples, int64
 
 int64_t deal_length_class(int64_t tokens)
 {
-    return round_up(tokens, LENGTH_CLASS);
+    return round_up(tokens, tokens < LONG_ROWS ? LENGTH_CLASS : LONG_CLASS);
 }

@@ -36,9 +36,10 @@ void deal_epoch_order(int32_t *order, int64_t count, uint64_t seed, int64_t epoc
 void deal_batch(int32_t *bin_of, int64_t *scratch, const int32_t *samples, int64_t count,
                 const int32_t *lengths, int bins, int64_t capacity);
 
-/** deal_length_class() - the smallest multiple of LENGTH_CLASS that holds @tokens (0 for 0). The
- * shorter it is, the fewer rows of no sequence a captured step has, and the more graphs a run. */
-enum { LENGTH_CLASS = 64 };
+/** deal_length_class() - the smallest multiple of LENGTH_CLASS that holds @tokens (0 for 0); above
+ * LONG_ROWS, of LONG_CLASS. The shorter a class is, the fewer rows of no sequence a captured step
+ * has, and the more graphs a run; of many rows a few more are no matter. */
+enum { LENGTH_CLASS = 64, LONG_CLASS = 2 * LENGTH_CLASS, LONG_ROWS = 8192 };
 int64_t deal_length_class(int64_t tokens);
 
 C_END

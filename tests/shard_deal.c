@@ -244,13 +244,17 @@ static void more_samples_than_room_is_an_assertion(void **state)
     assert_aborts(deal_too_many, NULL);
 }
 
-static void length_classes_are_multiples_of_64(void **state)
+static void length_classes_are_multiples_of_64_and_128(void **state)
 {
     (void)state;
     assert_int_equal(deal_length_class(0), 0);
     assert_int_equal(deal_length_class(1), 64);
     assert_int_equal(deal_length_class(64), 64);
     assert_int_equal(deal_length_class(65), 128);
+    assert_int_equal(deal_length_class(LONG_ROWS - 65), LONG_ROWS - 64);
+    assert_int_equal(deal_length_class(LONG_ROWS - 63), LONG_ROWS);
+    assert_int_equal(deal_length_class(LONG_ROWS), LONG_ROWS);
+    assert_int_equal(deal_length_class(LONG_ROWS + 1), LONG_ROWS + 128);
 }
 
 int main(void)
@@ -265,7 +269,7 @@ int main(void)
         cmocka_unit_test(ties_go_to_the_lower_position_and_bin),
         cmocka_unit_test(short_batches_leave_bins_empty_but_deal_all),
         cmocka_unit_test(more_samples_than_room_is_an_assertion),
-        cmocka_unit_test(length_classes_are_multiples_of_64),
+        cmocka_unit_test(length_classes_are_multiples_of_64_and_128),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
