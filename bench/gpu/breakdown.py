@@ -107,10 +107,12 @@ def kind_of(name):
 
 def show_kernels(path, skip, top):
     """The steps are told apart by AGREE's kernel, one a step."""
-    rows = []
+    rows, takes = [], {}
     with open(path, encoding="utf-8", errors="replace", newline="") as f:
         for r in csv.DictReader(f):
             rows.append((int(r["start_ns"]), int(r["end_ns"]), r["name"]))
+            takes[r["name"]] = (f"{r['threads']} x {r['registers']}, "
+                                f"{int(r['shared_bytes']) / 1024:.0f} KiB")
     rows.sort()
     ends = [a for a, b, name in rows if "agree" in name.lower()]
     if len(ends) < skip + 3:
@@ -145,10 +147,10 @@ def show_kernels(path, skip, top):
     for k, v in sorted(parts.items(), key=lambda x: -sum(x[1])):
         t = sum(v) / len(steps)
         print(f"  {k:24} {t / 1e6:9.3f} ms  {t / mean:6.1%}")
-    print("  largest kernels:")
+    print("  largest kernels (a block's threads x registers, shared memory):")
     for name in sorted(sums, key=lambda n: -sums[n])[:top]:
         print(f"  {sums[name] / len(steps) / 1e6:9.3f} ms  {counts[name] / len(steps):6.1f} x "
-              f"{sums[name] / counts[name] / 1e3:8.1f} us  {name[:110]}")
+              f"{sums[name] / counts[name] / 1e3:8.1f} us  {takes[name]:18} {name[:110]}")
 
 
 def main():

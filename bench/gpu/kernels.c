@@ -4,7 +4,10 @@
  * A shared library that the CUDA driver loads into a process that has CUDA_INJECTION64_PATH set to
  * it; the program itself stays as it is. At the end there is a file $TESSERA_KERNELS.PID.csv:
  *
- *     start_ns,end_ns,stream,name        of one clock; names are mangled
+ *     start_ns,end_ns,stream,blocks,threads,registers,shared_bytes,name
+ *
+ * Times are of one clock; names are mangled. A block has threads, of which each has registers, and
+ * bytes of shared memory: what another kernel's block finds free beside it. Zeros for copies.
  *
  * bench/gpu/breakdown.py --kernels reads it. Kernels inside graphs are recorded one by one, which
  * costs a little time for each: step times come from runs without this.
@@ -42,23 +45,32 @@ static void CUPTIAPI give_buffer(uint8_t **buffer, size_t *bytes, size_t *most_r
     pthread_mutex_unlock(&state.lock);
 }
 
-static void put(uint64_t start, uint64_t end, uint32_t stream, const char *name)
+/* What a kernel takes. */
+struct shape {
+    long blocks;
+    int threads, registers, shared_bytes;
+};
+
+static void put(uint64_t start, uint64_t end, uint32_t stream, struct shape s, const char *name)
 {
-    fprintf(state.file, "%llu,%llu,%u,\"%s\"\n", (unsigned long long)start, (unsigned long long)end,
-            stream, name);
+    fprintf(state.file, "%llu,%llu,%u,%ld,%d,%d,%d,\"%s\"\n", (unsigned long long)start,
+            (unsigned long long)end, stream, s.blocks, s.threads, s.registers, s.shared_bytes,
+            name);
 }
 
 static void write_record(const CUpti_Activity *record)
 {
     if (record->kind == CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL) {
         const CUpti_ActivityKernel10 *k = (const CUpti_ActivityKernel10 *)record;
-        put(k->start, k->end, k->streamId, k->name != NULL ? k->name : "?");
+        struct shape s = {(long)k->gridX * k->gridY * k->gridZ, k->blockX * k->blockY * k->blockZ,
+                          k->registersPerThread, k->staticSharedMemory + k->dynamicSharedMemory};
+        put(k->start, k->end, k->streamId, s, k->name != NULL ? k->name : "?");
     } else if (record->kind == CUPTI_ACTIVITY_KIND_MEMCPY) {
         const CUpti_ActivityMemcpy6 *m = (const CUpti_ActivityMemcpy6 *)record;
-        put(m->start, m->end, m->streamId, "[copy]");
+        put(m->start, m->end, m->streamId, (struct shape){0}, "[copy]");
     } else if (record->kind == CUPTI_ACTIVITY_KIND_MEMSET) {
         const CUpti_ActivityMemset4 *m = (const CUpti_ActivityMemset4 *)record;
-        put(m->start, m->end, m->streamId, "[fill]");
+        put(m->start, m->end, m->streamId, (struct shape){0}, "[fill]");
     }
 }
 
@@ -69,7 +81,7 @@ static void open_file(void)
     snprintf(path, sizeof path, "%s.%d.csv", prefix != NULL ? prefix : "kernels", (int)getpid());
     state.file = fopen(path, "w");
     if (state.file != NULL)
-        fprintf(state.file, "start_ns,end_ns,stream,name\n");
+        fprintf(state.file, "start_ns,end_ns,stream,blocks,threads,registers,shared_bytes,name\n");
 }
 
 static void CUPTIAPI take_buffer(CUcontext context, uint32_t stream, uint8_t *buffer, size_t bytes,
