@@ -81,7 +81,7 @@ bool builder_looks_up_rows(const struct builder *b, int unit);
 
 /** builder_accumulates_shards() - are micro-batches reduced one by one, and shards added up? */
 bool builder_accumulates_shards(const struct builder *b);
-/** builder_gathers_late() - does stage 0 gather a reduced gradient ahead of its UPDATE alone? */
+/** builder_gathers_late() - is a reduced gradient gathered a turn later, ahead of its UPDATE? */
 bool builder_gathers_late(const struct builder *b);
 
 /** builder_emit() - append an instruction; valid until the next one. */

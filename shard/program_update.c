@@ -49,8 +49,8 @@ void builder_gather_gradient(struct builder *b, int unit, enum program_stream st
     operand_add(in, ROLE_GRAD, in_place ? ACCESS_READ_WRITE : ACCESS_WRITE, grad);
 }
 
-/* Backward then has the reductions alone beside it, and forward, which has no collective else, the
- * gathers. */
+/* At stage 0: backward then has the reductions alone beside it, and forward, which has no other
+ * collective, the gathers. One rank has nothing to hide. */
 bool builder_gathers_late(const struct builder *b)
 {
     return b->late && b->spec->zero_stage == 0 && b->spec->world_size > 1 &&

@@ -7,11 +7,12 @@
  *     v = beta2 v + (1 - beta2) g^2
  *     p = p - lr / (1 - beta1^t) m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
  *
- * in this order and in fp32, as PyTorch computes it; the scalars are made in double and rounded
- * once. p are the master weights, fp32, so small steps are not lost: the parameters where these are
- * fp32, else what they and the lower halves give together (master.h: the parameter is the master
- * rounded to nearest, ties away from zero). Frozen ranges are left alone, and everything is when
- * state->skip is set. The gradient of a marked row of a table is zero (ops.h).
+ * in this order and in fp32, as PyTorch computes it (on CUDA with an approximate root and quotient,
+ * adamw.cu); the scalars are made in double and rounded once. p are the master weights, fp32, so
+ * small steps are not lost: the parameters where these are fp32, else what they and the lower
+ * halves give together (master.h: the parameter is the master rounded to nearest, ties away from
+ * zero). Frozen ranges are left alone, and everything is when state->skip is set. The gradient of a
+ * marked row of a table is zero (ops.h).
  *
  * Source: Loshchilov and Hutter, arXiv:1711.05101, algorithm 2 (its schedule factor is in lr).
  */
@@ -27,7 +28,7 @@ C_BEGIN
 
 struct adam_factors {
     float clip, keep, one_minus_beta1, beta2, one_minus_beta2, step_size, eps;
-    float root_correction2, inverse_root; /* the one or the other */
+    float root_correction2, inverse_root; /* sqrt(1 - beta2^t), for CPUs; 1 over it, for CUDA */
 };
 
 /** adam_factors() - the scalars above; keep = 1 - lr wd. Call it where @state can be read. */

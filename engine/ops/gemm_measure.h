@@ -14,7 +14,7 @@
  * have the least sum counts. (Most give the same: they add along K in the same order.)
  *
  * Candidates are what the heuristic offers for all multiprocessors, for those that are not held,
- * and for a few numbers between: each has other tiles.
+ * and for a few smaller numbers: each has other tiles.
  *
  * Only in set-up: it takes device memory, waits, and is not reproducible. Its result is.
  */
